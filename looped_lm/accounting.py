@@ -1,0 +1,148 @@
+"""What a model costs: parameters by section and role, FLOPs per token.
+
+Everything is read off the modules and the BPTT predicate that training uses, so it also holds on the meta device and for
+components of a user's own. Source: arXiv 2604.21106, section 3 and its FLOPs appendix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import nn
+
+from looped_lm.transformer import LoopedTransformer
+
+#: Share of the full attention matrix that each convention counts.
+CONVENTIONS = {"paper": 1.0, "causal": 0.5}
+ROLES = ("matrix", "embedding", "head", "norm", "lanes")
+#: Training FLOPs over forward FLOPs: one forward and two backward products, or the forward alone.
+TRAINED, FORWARD_ONLY = 3, 1
+
+
+@dataclass(frozen=True)
+class Sections:
+    """Parameters by section. Norm scales inside a layer belong to its section; `norms` are the three of the model."""
+
+    embedding: int
+    prelude: int
+    block: int
+    injection: int
+    lanes: int
+    coda: int
+    norms: int
+    head: int
+
+    @property
+    def n_once(self) -> int:
+        """Parameters used once per token: prelude, coda and the model-level norms."""
+        return self.prelude + self.coda + self.norms
+
+    @property
+    def n_rec(self) -> int:
+        """Parameters used in every recurrence: the block, the injection and the lanes."""
+        return self.block + self.injection + self.lanes
+
+    @property
+    def n(self) -> int:
+        """N of the paper: all parameters but embedding and head."""
+        return self.n_once + self.n_rec
+
+    def as_dict(self) -> dict[str, int]:
+        return asdict(self)
+
+
+def count(module: nn.Module) -> int:
+    """Number of parameters of a module, shared ones once."""
+    return sum(p.numel() for p in module.parameters())
+
+
+def count_parameters(model: LoopedTransformer) -> Sections:
+    """Parameters of every section of the model."""
+    return Sections(
+        embedding=count(model.embedding),
+        prelude=count(model.prelude),
+        block=count(model.block),
+        injection=count(model.injection),
+        lanes=count(model.lanes),
+        coda=count(model.coda),
+        norms=sum(count(norm) for norm in (model.norm_emb, model.norm_recur, model.norm_final)),
+        head=count(model.head),
+    )
+
+
+def parameter_roles(model: LoopedTransformer) -> dict[str, str]:
+    """Optimizer role of every parameter, by its name in the model.
+
+    A component's own `parameter_roles` comes first; else a two-dimensional parameter is a `matrix` and the rest `norm`.
+
+    Raises:
+        ValueError: a component names a role or a parameter that does not exist.
+    """
+    roles = {name: "matrix" if p.dim() == 2 else "norm" for name, p in model.named_parameters()}
+    roles["embedding.weight"] = "embedding"
+    roles["head.weight"] = "head"
+    for prefix, component in (("injection", model.injection), ("lanes", model.lanes)):
+        for name, role in component.parameter_roles().items():
+            if role not in ROLES:
+                raise ValueError(f"{type(component).__name__} gives {name!r} the role {role!r}; roles are {ROLES}.")
+            if f"{prefix}.{name}" not in roles:
+                raise ValueError(f"{type(component).__name__}.parameter_roles names {name!r}, which is no parameter.")
+            roles[f"{prefix}.{name}"] = role
+    return roles
+
+
+def count_roles(model: LoopedTransformer) -> dict[str, int]:
+    """Parameters of every role."""
+    totals = dict.fromkeys(ROLES, 0)
+    roles = parameter_roles(model)
+    for name, parameter in model.named_parameters():
+        totals[roles[name]] += parameter.numel()
+    return totals
+
+
+def flops_per_token(model: LoopedTransformer, seq_len: int, convention: str = "paper") -> float:
+    """Training FLOPs per token at context length `seq_len`.
+
+    A product with a weight matrix costs 2 FLOPs per parameter forward and 4 backward. Recurrences without gradients cost
+    their forward alone. The convention `paper` counts the full attention matrix, `causal` half of it.
+
+    Raises:
+        ValueError: an unknown convention.
+    """
+    if convention not in CONVENTIONS:
+        raise ValueError(f"FLOPs convention {convention!r} is unknown; there are {', '.join(CONVENTIONS)}.")
+    share = CONVENTIONS[convention]
+
+    def forward(layers: nn.Module) -> float:
+        attention = sum(layer.attn.attention_flops_per_token(seq_len) for layer in layers.children())
+        return 2 * count(layers) + share * attention
+
+    recurrence = forward(model.block) + model.injection.flops_per_token() + model.lanes.flops_per_token()
+    r = model.num_recurrences
+    passes = sum(TRAINED if model.bptt.keeps_grad(i, r) else FORWARD_ONLY for i in range(r))
+    once = forward(model.prelude) + forward(model.coda) + 2 * count(model.head)
+    return TRAINED * once + passes * recurrence
+
+
+def reference_tokens(num_recurrences: int) -> float:
+    """D_ref of the HyperP transfer: 10 tokens per parameter of the size-10 model, counted as N_once + r·N_rec.
+
+    The published runs take N_once and N_rec from 0-20-0 passthrough if r = 1, else from 2-4-2 linear whatever the layout
+    of the run, with the run's own r.
+    """
+    from looped_lm.injection import LinearInjection, PassthroughInjection
+
+    layers: dict[str, int]
+    injection: Callable[[int], PassthroughInjection | LinearInjection]
+    if num_recurrences == 1:
+        layers = {"prelude_layers": 0, "recurrent_layers": 20, "coda_layers": 0}
+        injection = PassthroughInjection
+    else:
+        layers = {"prelude_layers": 2, "recurrent_layers": 4, "coda_layers": 2}
+        injection = LinearInjection
+    with torch.device("meta"):
+        model = LoopedTransformer(1, 1, size=10, injection=injection, num_recurrences=num_recurrences, **layers)
+    sections = count_parameters(model)
+    return 10.0 * (sections.n_once + num_recurrences * sections.n_rec)

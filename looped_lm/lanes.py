@@ -1,0 +1,107 @@
+"""Lanes: what is carried from one recurrence to the next.
+
+B batch rows, T sequence length, d = d_model, K lanes, r recurrences. `state` is whatever `expand` returns; the loop only
+hands it on. Source: arXiv 2604.21106 (hyperconnections); the idea of lanes: arXiv 2409.19606.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from looped_lm.component import Component
+
+
+class Lanes(Component, nn.Module, ABC):
+    """The state between recurrences. A subclass takes `d_model` and `num_recurrences` first."""
+
+    #: Whether parameters belong to one recurrence each; such parameters get no gradient where recurrences are cut.
+    step_specific: bool = False
+
+    def __init__(self, d_model: int, num_recurrences: int) -> None:
+        super().__init__()
+        self.d_model = d_model
+        self.num_recurrences = num_recurrences
+
+    @abstractmethod
+    def expand(self, s: Tensor) -> Tensor:
+        """Lane state from the initial state s_0 (B,T,d)."""
+
+    @abstractmethod
+    def read(self, state: Tensor, i: int) -> Tensor:
+        """State (B,T,d) that recurrence `i` sees."""
+
+    @abstractmethod
+    def write(self, state: Tensor, y: Tensor, i: int) -> Tensor:
+        """Lane state after recurrence `i` produced y (B,T,d)."""
+
+    @abstractmethod
+    def reduce(self, state: Tensor) -> Tensor:
+        """What the coda reads (B,T,d) after the last recurrence."""
+
+    def flops_per_token(self) -> int:
+        """Forward FLOPs per token of one recurrence."""
+        return 0
+
+    def parameter_roles(self) -> dict[str, str]:
+        """Roles of parameters, by name within this module; lanes have an optimizer group of their own."""
+        return {name: "lanes" for name, _ in self.named_parameters()}
+
+
+class SingleLane(Lanes):
+    """One state, replaced by each recurrence's output."""
+
+    def expand(self, s: Tensor) -> Tensor:
+        return s
+
+    def read(self, state: Tensor, i: int) -> Tensor:
+        return state
+
+    def write(self, state: Tensor, y: Tensor, i: int) -> Tensor:
+        return y
+
+    def reduce(self, state: Tensor) -> Tensor:
+        return state
+
+
+class HyperConnectionLanes(Lanes):
+    """K parallel states (B,T,K,d), read and mixed by scalars of their own for every recurrence.
+
+    u = sum_k alpha_i[k] l_k; l <- M_i l + beta_i ⊗ y; the coda reads sum_k l_k. Init: alpha_i = one-hot(i mod K), M_i = I,
+    beta_i = 1. Parameters: r (K² + 2K). The state is (K,B,T,d): lanes lead, so mixing is one matrix product.
+
+    Raises:
+        ValueError: fewer than two lanes.
+    """
+
+    step_specific = True
+
+    def __init__(self, d_model: int, num_recurrences: int, num_lanes: int = 2) -> None:
+        super().__init__(d_model, num_recurrences)
+        if num_lanes < 2:
+            raise ValueError(f"num_lanes is {num_lanes}; hyperconnections need at least 2 (SingleLane carries one).")
+        self.num_lanes = num_lanes
+        r, k = num_recurrences, num_lanes
+        self.alpha = nn.Parameter(torch.eye(k)[torch.arange(r) % k])  # (r, K)
+        self.mixing = nn.Parameter(torch.eye(k).repeat(r, 1, 1))  # (r, K, K)
+        self.beta = nn.Parameter(torch.ones(r, k))  # (r, K)
+
+    def expand(self, s: Tensor) -> Tensor:
+        return s.expand(self.num_lanes, *s.shape)
+
+    def read(self, state: Tensor, i: int) -> Tensor:
+        return torch.tensordot(self.alpha[i], state, dims=1)
+
+    def write(self, state: Tensor, y: Tensor, i: int) -> Tensor:
+        # The residual stream stays fp32 under autocast (spec section 4), which would run this product in bf16.
+        with torch.autocast(state.device.type, enabled=False):
+            mixed = torch.tensordot(self.mixing[i], state.to(self.mixing.dtype), dims=1)
+        return mixed + self.beta[i].view(-1, *(1,) * y.dim()) * y
+
+    def reduce(self, state: Tensor) -> Tensor:
+        return state.sum(dim=0)
+
+    def flops_per_token(self) -> int:
+        return 2 * (self.num_lanes**2 + 2 * self.num_lanes) * self.d_model

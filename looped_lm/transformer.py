@@ -1,0 +1,176 @@
+"""The looped transformer: embed, prelude, loop, coda, head. The only file with the loop.
+
+B batch rows, T sequence length, d = d_model, V vocabulary, r recurrences. Source: arXiv 2604.21106, section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from looped_lm.blocks import Block, Rotary, rms_norm
+from looped_lm.bptt import BPTTStrategy, FullBPTT
+from looped_lm.component import as_factory, as_instance
+from looped_lm.injection import Injection, LinearInjection
+from looped_lm.lanes import Lanes, SingleLane
+
+WIDTH_UNIT = 64
+VOCAB_UNIT = 64
+
+
+def round_up(n: int, unit: int) -> int:
+    """Smallest multiple of `unit` that is at least `n`."""
+    return -(-n // unit) * unit
+
+
+class LoopedTransformer(nn.Module):
+    """Decoder-only transformer that runs a shared block of layers `num_recurrences` times.
+
+    Args:
+        vocab_size: number of tokens V; tables are padded to a multiple of 64, logits are cut back to V.
+        seq_len: tokens of context T in training.
+        size: width in units of 64: d_model = 64·size, rounded up to a multiple of `head_dim`.
+        head_dim: size of one attention head (128 in the paper).
+        n_kv_heads: key/value heads for grouped-query attention; None means as many as query heads.
+        prelude_layers: layers that run once before the loop.
+        recurrent_layers: layers of the shared block.
+        coda_layers: layers that run once after the loop.
+        num_recurrences: times r that the shared block runs.
+        injection: factory `d_model -> Injection`, or class_path and init_args.
+        lanes: factory `(d_model, num_recurrences) -> Lanes`, or class_path and init_args.
+        bptt: which recurrences keep gradients.
+        logit_softcap: logits are capped as c·tanh(logits/c).
+        rope_bf16: round the rotary tables to bfloat16, as checkpoints of the paper's public code expect.
+
+    Raises:
+        ValueError: sizes that make no model, or components that cannot train together.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        seq_len: int,
+        size: int = 2,
+        head_dim: int = 128,
+        n_kv_heads: int | None = None,
+        prelude_layers: int = 2,
+        recurrent_layers: int = 4,
+        coda_layers: int = 2,
+        num_recurrences: int = 4,
+        injection: Callable[[int], Injection] = LinearInjection,
+        lanes: Callable[[int, int], Lanes] = SingleLane,
+        bptt: BPTTStrategy | None = None,
+        logit_softcap: float = 15.0,
+        rope_bf16: bool = False,
+    ) -> None:
+        super().__init__()
+        _check_sizes(locals())
+        d_model = round_up(WIDTH_UNIT * size, head_dim)
+        n_heads = d_model // head_dim
+        n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
+        if not 1 <= n_kv_heads <= n_heads or n_heads % n_kv_heads:
+            raise ValueError(f"n_kv_heads is {n_kv_heads}; it must divide the {n_heads} query heads.")
+        self.vocab_size, self.seq_len, self.d_model = vocab_size, seq_len, d_model
+        self.head_dim, self.n_heads, self.n_kv_heads = head_dim, n_heads, n_kv_heads
+        self.num_recurrences, self.logit_softcap = num_recurrences, logit_softcap
+
+        def layers(n: int) -> nn.ModuleList:
+            return nn.ModuleList(Block(d_model, head_dim, n_kv_heads) for _ in range(n))
+
+        padded = round_up(vocab_size, VOCAB_UNIT)
+        self.embedding = nn.Embedding(padded, d_model)
+        self.prelude = layers(prelude_layers)
+        self.block = layers(recurrent_layers)
+        self.coda = layers(coda_layers)
+        self.injection: Injection = as_factory(injection)(d_model)
+        self.lanes: Lanes = as_factory(lanes)(d_model, num_recurrences)
+        self.bptt: BPTTStrategy = FullBPTT() if bptt is None else as_instance(bptt)
+        self.norm_emb, self.norm_recur, self.norm_final = (rms_norm(d_model) for _ in range(3))
+        self.head = nn.Linear(d_model, padded, bias=False)
+        self.rotary = Rotary(head_dim, seq_len, rope_bf16)
+        nn.init.normal_(self.embedding.weight)
+        nn.init.normal_(self.head.weight, std=0.001)
+        refuse_untrainable(self.injection, self.lanes, self.bptt, num_recurrences)
+        #: Called as `observer(i, state)` after each recurrence; for telemetry, never for computing.
+        self.observer: Callable[[int, Tensor], None] | None = None
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Soft-capped fp32 logits (B,T,V) of int64 tokens (B,T)."""
+        return self.logits(self.hidden(tokens))
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """Normalised output (B,T,d) of the coda, which the head reads."""
+        cos, sin = self.rotary(tokens.shape[1])
+        x = self.norm_emb(self.embedding(tokens))
+        for layer in self.prelude:
+            x = layer(x, cos, sin)
+        x = self._loop(x, cos, sin)
+        for layer in self.coda:
+            x = layer(x, cos, sin)
+        return self.norm_final(x)
+
+    def _loop(self, e: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        state = self.lanes.expand(self.injection.initial_state(e))
+        for i in range(self.num_recurrences):
+            keeps = self.bptt.keeps_grad(i, self.num_recurrences)
+            with torch.set_grad_enabled(keeps and torch.is_grad_enabled()):
+                u = self.injection(e, self.lanes.read(state, i), i)
+                for layer in self.block:
+                    u = layer(u, cos, sin)
+                state = self.lanes.write(state, self.norm_recur(u), i)
+            if self.observer is not None:
+                self.observer(i, state)
+        return self.lanes.reduce(state)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Soft-capped fp32 logits (B,T,V) from the output of `hidden`."""
+        logits = self.head(hidden)[..., : self.vocab_size]
+        # At least fp32 (spec section 1); a float64 model keeps its precision.
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return self.logit_softcap * torch.tanh(logits / self.logit_softcap)
+
+
+def _check_sizes(values: Mapping[str, Any]) -> None:
+    for name in ("vocab_size", "seq_len", "size", "head_dim", "recurrent_layers", "num_recurrences"):
+        if values[name] < 1:
+            raise ValueError(f"{name} is {values[name]}; it must be at least 1.")
+    for name in ("prelude_layers", "coda_layers"):
+        if values[name] < 0:
+            raise ValueError(f"{name} is {values[name]}; it must not be negative.")
+    if values["head_dim"] % 2:
+        raise ValueError(f"head_dim is {values['head_dim']}; the rotary embedding turns pairs, so it must be even.")
+    if not values["logit_softcap"] > 0:
+        raise ValueError(f"logit_softcap is {values['logit_softcap']}; it must be positive.")
+
+
+def refuse_untrainable(injection: Injection, lanes: Lanes, bptt: BPTTStrategy, num_recurrences: int) -> None:
+    """Refuse combinations in which some parameter could never get a gradient.
+
+    Raises:
+        ValueError: naming the components, the reason and the way out.
+    """
+    r = num_recurrences
+    kept = [bptt.keeps_grad(i, r) for i in range(r)]
+    if not kept[-1] or kept != sorted(kept):
+        raise ValueError(
+            f"{type(bptt).__name__} keeps gradients in recurrences {[i for i, k in enumerate(kept) if k]} of {r}: "
+            "gradients enter at the last recurrence and stop at the first that is cut, so the recurrences that keep "
+            "gradients must be the last ones and at least one."
+        )
+    if all(kept):
+        return
+    cut = f"{type(bptt).__name__} runs {kept.count(False)} of {r} recurrences without gradients"
+    if lanes.step_specific:
+        raise ValueError(
+            f"{cut}, and {type(lanes).__name__} has parameters of its own for every recurrence, which would never "
+            "train there. Use FullBPTT with these lanes, or SingleLane with truncation."
+        )
+    if not injection.reinjects_input:
+        raise ValueError(
+            f"{cut}, and {type(injection).__name__} passes the prelude's output to the first recurrence only, so "
+            "prelude and embedding would get no gradient at all. Use FullBPTT, or an injection that reads the "
+            "prelude's output in every recurrence (LinearInjection, AdditiveInjection)."
+        )
