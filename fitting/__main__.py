@@ -1,0 +1,48 @@
+"""`python -m fitting COMMAND`: parses first, then loads what the command needs, so that help answers at once."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from fitting.commands import common, fit, published
+from fitting.errors import FitError
+from fitting.records import RecordError
+
+_COMMANDS = {"fit": fit, "published": published}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser with every command and option."""
+    parser = argparse.ArgumentParser(prog="python -m fitting", description=__doc__, allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, module in _COMMANDS.items():
+        summary = (module.__doc__ or "").strip().split("\n")[0]
+        command = commands.add_parser(
+            name,
+            help=summary,
+            description=module.__doc__,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(command)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Returns 0, 1 for a fit that is not to be trusted, 2 for bad input."""
+    options = build_parser().parse_args(arguments)
+    try:
+        return _COMMANDS[options.command].run(options)
+    except (FitError, RecordError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return common.BAD_INPUT
+    except BrokenPipeError:
+        # The reader (head, less) has left; there is nobody to tell.
+        sys.stderr.close()
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

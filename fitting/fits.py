@@ -1,0 +1,233 @@
+"""One fit from runs to a result that says how far it can be trusted (F31, F32, F35)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from scipy.optimize import minimize as scipy_minimize
+
+from fitting.errors import FitError
+from fitting.laws import ChinchillaLaw, Inputs, JointLaw, Law
+from fitting.objective import huber, psi
+from fitting.results import FitResult, SolverCheck, Status
+from fitting.runs import Runs
+from fitting.solver import Problem, multi_start, uniform_starts
+
+DEFAULT_STARTS = 500
+WORST_CONDITION = 1e8
+FEWEST_AGREEING = 5
+# The check solver sees the objective times this: its tolerances are absolute in part (F31).
+_CHECK_SCALE = 1e6
+
+
+def fit(
+    runs: Runs,
+    law: Law | None = None,
+    *,
+    starts: int = DEFAULT_STARTS,
+    seed: int = 0,
+    workers: int | None = None,
+) -> FitResult:
+    """Fit `law` (the joint law with phi free by default) to the runs; spec section 7.
+
+    The result is the same for any number of `workers` (threads). Raises `FitError` when the runs cannot
+    identify the law: too few, one budget only, a single r, several architectures mixed at one r.
+    """
+    law = law if law is not None else JointLaw()
+    x = law.inputs(runs)
+    return fit_inputs(law.bound_to(x), x, runs, starts=starts, seed=seed, workers=workers)
+
+
+def fit_inputs(
+    law: Law,
+    x: Inputs,
+    runs: Runs,
+    *,
+    starts: int = DEFAULT_STARTS,
+    seed: int = 0,
+    workers: int | None = None,
+) -> FitResult:
+    """Fit a bound law to inputs that are made already (a paired study brings its own). Raises `FitError`."""
+    if starts < 1:
+        raise FitError(
+            f"{starts} starts are no search. Give at least 1; below {FEWEST_AGREEING} a fit is doubtful"
+        )
+    refuse_unidentified(law, runs)
+    observed = np.log(runs.val_loss)
+    bounds = np.asarray(law.bounds, dtype=float)
+    problem = Problem(law, x, observed, np.ones(len(runs)), bounds[:, 0], bounds[:, 1])
+    search = multi_start(problem, uniform_starts(law, starts, np.random.default_rng(seed)), workers=workers)
+    theta, objective = search.best.theta[0], float(search.best.objective[0])
+    if not np.isfinite(objective):
+        raise FitError(
+            f"The law {law.name} is not finite at any of {starts} starts. Check its bounds and gradient"
+        )
+    log_predicted, jacobian = (part[0] for part in law.log_loss_and_gradient(theta[None], x))
+    residuals = runs.val_loss - np.exp(log_predicted)
+    condition, correlations = conditioning(jacobian)
+    width = bounds[:, 1] - bounds[:, 0]
+    near = (theta - bounds[:, 0] < 1e-6 * width) | (bounds[:, 1] - theta < 1e-6 * width)
+    check = second_solver(problem, theta, objective, seed)
+    spread = float(((runs.val_loss - runs.val_loss.mean()) ** 2).sum())
+    result = FitResult(
+        law=law,
+        parameters=dict(zip(law.param_names, map(float, law.to_reported(theta)), strict=True)),
+        theta=theta,
+        objective=objective,
+        r_squared=1 - float((residuals**2).sum()) / spread,
+        rmse=float(np.sqrt((residuals**2).mean())),
+        runs=len(runs),
+        starts=starts,
+        dropped=int(search.dropped[0]),
+        agreeing=int(search.agreeing[0]),
+        gradient_norm=float(np.abs(search.best.gradient[0]).max()),
+        condition=condition,
+        correlations=correlations,
+        at_bound=tuple(name for name, flag in zip(law.param_names, near, strict=True) if flag),
+        problems=(),
+        check=check,
+        seed=seed,
+        residuals=residuals,
+        log_residuals=observed - log_predicted,
+        excluded=runs.excluded,
+    )
+    return replace(result, problems=_problems(result, float(search.best.predicted[0])))
+
+
+def fit_architectures(
+    runs: Runs, *, starts: int = DEFAULT_STARTS, seed: int = 0, workers: int | None = None
+) -> dict[float, FitResult]:
+    """A Chinchilla fit for every r, as in the paper's table."""
+    return {
+        float(r): fit(runs.take(runs.r == r), ChinchillaLaw(), starts=starts, seed=seed, workers=workers)
+        for r in runs.recurrences
+    }
+
+
+def refuse_unidentified(law: Law, runs: Runs) -> None:
+    """Raise `FitError`, saying what cannot be identified, before any number is computed."""
+    count = len(law.param_names)
+    if len(runs) <= count:
+        raise FitError(
+            f"{len(runs)} runs cannot identify the {count} parameters of {law.name} ({', '.join(law.param_names)}). "
+            f"Give at least {count + 1} runs, or a law with fewer parameters"
+        )
+    if len(np.unique(runs.budget)) < 2:
+        raise FitError(
+            f"All {len(runs)} runs have one budget ({runs.budget[0]:.3g} FLOPs): size and tokens trade off along one "
+            f"line, so alpha, beta and E are not identified. Add runs of another budget"
+        )
+    if law.needs_several_r and len(runs.recurrences) < 2:
+        raise FitError(
+            f"All {len(runs)} runs have r={runs.recurrences[0]:g}: {law.param_names[-1]} is not identified. "
+            f"Add runs with another r, or fit the Chinchilla law (--law chinchilla)"
+        )
+    for r in runs.recurrences:
+        labels = np.unique(runs.architecture[runs.r == r].astype(str))
+        if len(labels) > 1:
+            raise FitError(
+                f"The runs with r={r:g} are of several architectures ({'; '.join(labels)}), one law cannot mean "
+                f"both. Choose with --where (e.g. --where injection=linear), or compare them as a case study"
+            )
+
+
+def conditioning(jacobian: np.ndarray) -> tuple[float, np.ndarray]:
+    """Condition number and correlations (P, P) of the Gauss-Newton matrix scaled to a unit diagonal.
+
+    `jacobian` (P, n) is of log L by the solver's coordinates. A parameter without effect gives an infinite
+    number.
+    """
+    matrix = jacobian @ jacobian.T
+    diagonal = np.diag(matrix)
+    if (diagonal <= 0).any():
+        return float("inf"), np.full_like(matrix, np.nan)
+    scale = 1 / np.sqrt(diagonal)
+    values, vectors = np.linalg.eigh(matrix * scale[:, None] * scale)
+    condition = float(values[-1] / values[0]) if values[0] > 0 else float("inf")
+    covariance = (vectors / np.maximum(values, 1e-300)) @ vectors.T
+    spread = np.sqrt(np.diag(covariance))
+    return condition, covariance / spread[:, None] / spread
+
+
+def second_solver(
+    problem: Problem, theta: np.ndarray, objective: float, seed: int, tries: int = 3
+) -> SolverCheck:
+    """scipy's L-BFGS-B, as in the paper, from points near `theta` (P,): does it end at the same place?"""
+    law, x = problem.law, problem.x
+    exponents = np.array([name not in law.log_parameters for name in law.param_names])
+
+    def scaled(point: np.ndarray) -> tuple[float, np.ndarray]:
+        log_loss, jacobian = law.log_loss_and_gradient(point[None], x)
+        residual = log_loss[0] - problem.log_loss
+        value = (problem.weights * huber(residual, problem.delta)).sum()
+        return _CHECK_SCALE * float(value), _CHECK_SCALE * (
+            jacobian[0] @ (problem.weights * psi(residual, problem.delta))
+        )
+
+    rng = np.random.default_rng(seed + 1)
+    width = problem.upper - problem.lower
+    best: SolverCheck | None = None
+    for _ in range(tries):
+        start = np.clip(theta + 0.01 * width * rng.standard_normal(len(theta)), problem.lower, problem.upper)
+        found = scipy_minimize(
+            scaled,
+            start,
+            jac=True,
+            method="L-BFGS-B",
+            bounds=list(zip(problem.lower, problem.upper, strict=True)),
+            options={"maxiter": 10_000, "maxfun": 100_000, "ftol": 1e-15, "gtol": 1e-9, "maxcor": 20},
+        )
+        difference = np.abs(found.x - theta)[exponents]
+        check = SolverCheck(
+            "scipy L-BFGS-B",
+            float(found.fun) / _CHECK_SCALE,
+            float(difference.max()) if len(difference) else 0.0,
+        )
+        if best is None or check.objective < best.objective:
+            best = check
+        if best.objective <= objective * (1 + 1e-6) + 1e-20:
+            break
+    assert best is not None
+    return best
+
+
+def _problems(result: FitResult, predicted: float) -> tuple[tuple[Status, str], ...]:
+    """Every reason to doubt a result; `predicted` is the decrease the solver still saw."""
+    found: list[tuple[Status, str]] = []
+    negligible = 1e-20 * result.runs
+    if predicted > 1e-8 * result.objective + negligible:
+        found.append((Status.NOT_CONVERGED, f"gradient norm {result.gradient_norm:.1e}, still decreasing"))
+    if result.at_bound:
+        found.append(
+            (Status.AT_BOUND, f"{', '.join(result.at_bound)} not identified: the best value is the box's")
+        )
+    if result.condition > WORST_CONDITION:
+        found.append(
+            (
+                Status.ILL_CONDITIONED,
+                f"condition number {result.condition:.1e} (limit {WORST_CONDITION:.0e}): a combination of the "
+                "parameters is not identified by these runs",
+            )
+        )
+    if result.agreeing < FEWEST_AGREEING:
+        found.append(
+            (
+                Status.STARTS_DISAGREE,
+                f"{result.agreeing} of {result.starts} starts reached the best objective within 1e-6 (want "
+                f"{FEWEST_AGREEING}); raise the number of starts",
+            )
+        )
+    check = result.check
+    if check is not None and result.objective > negligible:
+        relative = check.objective / result.objective - 1
+        # A flat direction lets parameters differ at one objective; conditioning reports that case.
+        if relative < -1e-6 or relative > 1e-4 or (check.largest_difference > 1e-3 and relative < 1e-9):
+            found.append(
+                (
+                    Status.SOLVERS_DISAGREE,
+                    f"{check.solver} ends at {check.objective:.6e} against {result.objective:.6e}, exponents up to "
+                    f"{check.largest_difference:.1e} apart",
+                )
+            )
+    return tuple(found)

@@ -1,0 +1,23 @@
+"""The paper's main grid and its published fit values, as data; where they come from: README.md in this folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fitting.loading import load_runs
+from fitting.runs import Runs
+
+GRID = Path(__file__).with_name("iso_depth_grid.csv")
+
+
+def load_grid() -> Runs:
+    """The 116 runs of the paper's iso-depth grid (linear injection, full BPTT)."""
+    return load_runs(GRID)
+
+
+def reference() -> dict[str, Any]:
+    """The paper's published values, to print beside a fit of the grid."""
+    values: dict[str, Any] = json.loads(Path(__file__).with_name("reference.json").read_text(encoding="utf-8"))
+    return values

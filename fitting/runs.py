@@ -1,0 +1,231 @@
+"""The table of runs that every fit reads: one numpy column per quantity, and the cells that resampling draws.
+
+Shapes: n runs; every array below has shape (n,).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from fitting.errors import FitError
+
+CELL_TOLERANCE = 0.02
+"""Runs without a nominal budget share a cell when their training FLOPs differ by less than this fraction."""
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """A run that was read and is not fitted, with the rule that took it out (never silently, F38)."""
+
+    source: str
+    rule: str
+
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """n finished training runs, all counted in one FLOPs convention.
+
+    Counts are parameters and tokens, `flops_per_token` training FLOPs per token, `val_loss` nats per token.
+    `n_rec` holds the injection (or lanes) as well as the block; `n_injection` says how much of it that is.
+    """
+
+    source: np.ndarray
+    r: np.ndarray
+    d_model: np.ndarray
+    prelude_layers: np.ndarray
+    recurrent_layers: np.ndarray
+    coda_layers: np.ndarray
+    n_once: np.ndarray
+    n_rec: np.ndarray
+    n_injection: np.ndarray
+    flops_per_token: np.ndarray
+    tokens: np.ndarray
+    val_loss: np.ndarray
+    flops_budget: np.ndarray
+    """Nominal training FLOPs; NaN where the run had none."""
+    injection: np.ndarray
+    bptt: np.ndarray
+    seed: np.ndarray
+    flops_convention: str
+    excluded: tuple[Exclusion, ...] = ()
+    extra: dict[str, np.ndarray] = field(default_factory=dict)
+    """Further columns of a CSV file, usable in rules only."""
+
+    def __len__(self) -> int:
+        return len(self.r)
+
+    def __repr__(self) -> str:
+        if not len(self):
+            return "Runs(none)"
+        return (
+            f"Runs({len(self)} runs, r = {', '.join(f'{r:g}' for r in self.recurrences)}, "
+            f"{len(set(self.budget))} budgets from {self.budget.min():.3g} to {self.budget.max():.3g} FLOPs, "
+            f"{self.cell_count} cells, convention {self.flops_convention}, {len(self.excluded)} excluded)"
+        )
+
+    # ------------------------------------------------------------------------------------------ derived
+
+    @cached_property
+    def training_flops(self) -> np.ndarray:
+        """C = F·D of each run, from logged F and D (never 6ND, F37)."""
+        return np.asarray(self.flops_per_token * self.tokens)
+
+    @cached_property
+    def n_total(self) -> np.ndarray:
+        """N = N_once + N_rec: unique parameters without embedding and head."""
+        return np.asarray(self.n_once + self.n_rec)
+
+    @cached_property
+    def recurrences(self) -> np.ndarray:
+        """The distinct r, ascending."""
+        return np.unique(self.r)
+
+    @cached_property
+    def n_at_r1(self) -> np.ndarray:
+        """N of the model of r=1 with the same width and the same effective depth, from the layer counts.
+
+        The block is unrolled and the injection left out: (prelude + r·recurrent + coda) layers of 12d² + 2d
+        plus three norms of d. Where the table holds an r=1 run of this width, its own count is used.
+        """
+        depth = self.prelude_layers + self.r * self.recurrent_layers + self.coda_layers
+        unrolled = depth * (12 * self.d_model**2 + 2 * self.d_model) + 3 * self.d_model
+        for d in np.unique(self.d_model):
+            alone = (self.r == 1) & (self.d_model == d)
+            if alone.any():
+                unrolled = np.where(
+                    (self.d_model == d) & (depth == depth[alone][0]), self.n_total[alone][0], unrolled
+                )
+        return np.asarray(unrolled, dtype=float)
+
+    @cached_property
+    def budget(self) -> np.ndarray:
+        """The nominal budget, or, where it is missing, the geometric mean of the C within 2% of each
+        other.
+        """
+        budget = self.flops_budget.copy()
+        bare = np.flatnonzero(np.isnan(budget))
+        order = bare[np.argsort(self.training_flops[bare], kind="stable")]
+        start = 0
+        for stop in range(1, len(order) + 1):
+            first = self.training_flops[order[start]]
+            if stop == len(order) or self.training_flops[order[stop]] > first * (1 + CELL_TOLERANCE):
+                members = order[start:stop]
+                budget[members] = np.exp(np.log(self.training_flops[members]).mean())
+                start = stop
+        return budget
+
+    @cached_property
+    def architecture(self) -> np.ndarray:
+        """A label per run: recurrences, injection (with lanes) and gradients."""
+        parts = zip(self.r, self.injection, self.bptt, strict=True)
+        return np.array([f"r={r:g}, {injection}, {bptt}" for r, injection, bptt in parts], dtype=object)
+
+    @cached_property
+    def cell(self) -> np.ndarray:
+        """Index of the (budget, architecture) cell of each run, in order of first appearance."""
+        keys = list(zip(self.budget.tolist(), self.architecture.tolist(), strict=True))
+        index = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+        return np.array([index[key] for key in keys], dtype=int)
+
+    @property
+    def cell_count(self) -> int:
+        """G, the number of non-empty cells."""
+        return int(self.cell.max()) + 1 if len(self) else 0
+
+    # ------------------------------------------------------------------------------------------ selection
+
+    def take(self, chosen: np.ndarray, excluded: Sequence[Exclusion] = ()) -> Runs:
+        """The runs at `chosen` (mask or indices); `excluded` is added to the list of exclusions."""
+        columns: dict[str, Any] = {
+            f.name: getattr(self, f.name)[chosen]
+            for f in dataclasses.fields(self)
+            if isinstance(getattr(self, f.name), np.ndarray)
+        }
+        extra = {name: column[chosen] for name, column in self.extra.items()}
+        return dataclasses.replace(self, **columns, extra=extra, excluded=(*self.excluded, *excluded))
+
+    def where(self, *rules: str) -> Runs:
+        """Keep the runs that satisfy every rule, e.g. `where("r>1", "budget<=2.15e18")`. Raises
+        `FitError`.
+        """
+        kept = self
+        for rule in rules:
+            kept = kept._apply(rule, keep=True)
+        return kept
+
+    def exclude(self, *rules: str) -> Runs:
+        """Leave out the runs that satisfy any rule, e.g. `exclude("quality=inferred")`. Raises `FitError`."""
+        kept = self
+        for rule in rules:
+            kept = kept._apply(rule, keep=False)
+        return kept
+
+    def _apply(self, rule: str, keep: bool) -> Runs:
+        matches = self._matches(rule)
+        chosen = matches if keep else ~matches
+        word = f"not where {rule}" if keep else f"excluded by {rule}"
+        return self.take(chosen, [Exclusion(str(source), word) for source in self.source[~chosen]])
+
+    def _matches(self, rule: str) -> np.ndarray:
+        parsed = re.fullmatch(r"\s*(\w+)\s*(<=|>=|!=|==|=|<|>)\s*(.+?)\s*", rule)
+        columns = {
+            name: getattr(self, name)
+            for name in (
+                "source",
+                "r",
+                "d_model",
+                "flops_per_token",
+                "tokens",
+                "val_loss",
+                "budget",
+                "injection",
+            )
+            + ("bptt", "seed", "n_once", "n_rec", "training_flops", "architecture")
+        } | self.extra
+        if parsed is None or parsed[1] not in columns:
+            raise FitError(
+                f"The rule {rule!r} cannot be read: write COLUMN, one of = != < <= > >=, VALUE. "
+                f"Columns: {', '.join(columns)}"
+            )
+        column, sign, text = columns[parsed[1]], _SIGNS[parsed[2]], parsed[3]
+        if column.dtype != object:
+            try:
+                return np.asarray(sign(column, float(text)))
+            except ValueError:
+                raise FitError(f"The rule {rule!r} compares a number with {text!r}. Give a number") from None
+        if sign not in (operator.eq, operator.ne):
+            raise FitError(f"The rule {rule!r} orders text. Use = or != for the column {parsed[1]}")
+        return np.array([sign(str(value), text) for value in column], dtype=bool)
+
+
+_SIGNS: dict[str, Callable] = {
+    "=": operator.eq, "==": operator.eq, "!=": operator.ne,
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
+
+
+def concatenate(first: Runs, second: Runs) -> Runs:
+    """Both tables one under the other. Raises `FitError` when they count FLOPs in different conventions
+    (F9).
+    """
+    if first.flops_convention != second.flops_convention:
+        raise FitError(
+            f"One table counts FLOPs in the convention {first.flops_convention}, the other in "
+            f"{second.flops_convention}. Fit runs of one convention only"
+        )
+    columns: dict[str, Any] = {
+        f.name: np.concatenate([getattr(first, f.name), getattr(second, f.name)])
+        for f in dataclasses.fields(first)
+        if isinstance(getattr(first, f.name), np.ndarray)
+    }
+    shared = first.extra.keys() & second.extra.keys()
+    extra = {name: np.concatenate([first.extra[name], second.extra[name]]) for name in sorted(shared)}
+    return dataclasses.replace(first, **columns, extra=extra, excluded=(*first.excluded, *second.excluded))
