@@ -1,0 +1,116 @@
+"""Best-fit packing of documents into rows of a fixed number of tokens (arXiv 2604.21106; specification
+section 5).
+
+Packing works on lengths alone: it says which document gives how many tokens to which row, and never sees a
+    token.
+That keeps it independent of storage and lets the tests compare it with a plain quadratic reference.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from datamodules.errors import DataError
+
+Segment = tuple[int, int]
+"""(position of the document in the input, tokens taken from its beginning)."""
+
+
+class _Buffer:
+    """Documents waiting for a row, findable by length in time independent of how many wait.
+
+    Lengths up to `row_length` have one first-in-first-out queue each, and bit n of `_present` says whether
+    queue n
+    holds anything: "longest that fits" and "shortest" are then the highest and the lowest bit of an integer
+        of
+    row_length bits. Longer documents never fit; they matter only when nothing shorter is left to crop, so a
+    heap ordered by (length, arrival) serves.
+    """
+
+    def __init__(self, row_length: int) -> None:
+        self._queues: list[deque[int]] = [deque() for _ in range(row_length + 1)]
+        self._present = 0
+        self._long: list[tuple[int, int]] = []
+        self._row_length = row_length
+        self.size = 0
+
+    def add(self, index: int, length: int) -> None:
+        if length > self._row_length:
+            heapq.heappush(self._long, (length, index))
+        else:
+            self._queues[length].append(index)
+            self._present |= 1 << length
+        self.size += 1
+
+    def pop_longest_fitting(self, room: int) -> Segment | None:
+        """The longest document of at most `room` tokens, the earliest arrival among equals, or None."""
+        length = (self._present & ((2 << room) - 1)).bit_length() - 1
+        return None if length < 0 else self._pop(length)
+
+    def pop_shortest(self) -> Segment:
+        """The shortest document of all, the earliest arrival among equals."""
+        if self._present:
+            return self._pop((self._present & -self._present).bit_length() - 1)
+        self.size -= 1
+        length, index = heapq.heappop(self._long)
+        return index, length
+
+    def _pop(self, length: int) -> Segment:
+        queue = self._queues[length]
+        index = queue.popleft()
+        if not queue:
+            self._present ^= 1 << length
+        self.size -= 1
+        return index, length
+
+
+def pack(lengths: Iterable[int], row_length: int, buffer_size: int = 1000) -> Iterator[list[Segment]]:
+    """Yield rows, each a list of segments whose tokens sum to exactly `row_length`.
+
+    The buffer is filled to `buffer_size` documents before each row and not in between. In a row, the longest
+    document that still fits is placed, again and again; when none fits, the shortest one in the buffer is
+    cropped to fill the row and its rest is dropped. Ties go to the earliest arrival. A last row that cannot
+    be filled is dropped. The specification says nothing of a buffer that runs empty in mid-row while
+    documents remain (many tiny documents, a small buffer): it is then refilled, since the row could not be
+    completed otherwise.
+
+    Args:
+        lengths: tokens per document, in order of arrival; each at least 1.
+        row_length: tokens per row (sequence length + 1).
+        buffer_size: documents that wait at once.
+
+    Raises:
+        DataError: a length, `row_length` or `buffer_size` below 1.
+    """
+    if row_length < 1 or buffer_size < 1:
+        raise DataError(f"row_length {row_length} and packing_buffer {buffer_size} must both be at least 1")
+    stream = enumerate(lengths)
+    buffer = _Buffer(row_length)
+    while True:
+        _fill(buffer, stream, buffer_size)
+        row: list[Segment] = []
+        room = row_length
+        while room:
+            if not buffer.size:
+                _fill(buffer, stream, buffer_size)
+                if not buffer.size:
+                    return
+            segment = buffer.pop_longest_fitting(room)
+            if segment is None:
+                segment = (buffer.pop_shortest()[0], room)
+            row.append(segment)
+            room -= segment[1]
+        yield row
+
+
+def _fill(buffer: _Buffer, stream: Iterator[tuple[int, int]], size: int) -> None:
+    while buffer.size < size:
+        item = next(stream, None)
+        if item is None:
+            return
+        index, length = item
+        if length < 1:
+            raise DataError(f"document {index} has {length} tokens; a document to be packed has at least 1")
+        buffer.add(index, length)

@@ -1,0 +1,135 @@
+"""The order of rows, and the endless batches drawn from it.
+
+The order is a pure function of (seed, epoch of the data) and of the data's layout; a position in it is one
+integer, the global row counter. Nothing here knows of workers, and processes only enter by which slice of
+each global micro-batch they take, so all of them can be changed between a save and a resume.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from datamodules.errors import DataError
+
+WINDOW_ROWS = 2**20
+"""Rows shuffled together. Smaller data is permuted as a whole. In larger data chunks are permuted, then the
+rows of
+neighbouring chunks up to this number: memory stays small, and remote data is read chunk after chunk."""
+
+
+def _permutation(size: int, *place: int) -> NDArray[np.int64]:
+    """Seeded permutation. Raw generator output and a stable sort: numpy promises that these never change."""
+    keys = np.random.Philox(np.random.SeedSequence(place)).random_raw(size)
+    return np.argsort(keys, kind="stable")
+
+
+class RowOrder:
+    """Which stored row is read at each value of the global row counter, epoch after epoch.
+
+    Args:
+        chunk_rows: rows per chunk, in stored order; rows are numbered through them.
+        seed: not negative.
+        window_rows: rows shuffled together, see WINDOW_ROWS.
+
+    Raises:
+        DataError: no rows, or a negative seed.
+    """
+
+    def __init__(self, chunk_rows: Sequence[int], seed: int, window_rows: int = WINDOW_ROWS) -> None:
+        self.num_rows = sum(chunk_rows)
+        if self.num_rows < 1:
+            raise DataError("there are no rows to read")
+        if seed < 0:
+            raise DataError(f"the data seed is {seed}; it must not be negative")
+        self.seed = seed
+        self._sizes = list(chunk_rows)
+        self._starts = list(itertools.accumulate(self._sizes, initial=0))
+        self._window_rows = window_rows
+        self._epoch = -1
+        self._windows: list[list[int]] = []
+        self._window_starts: list[int] = []
+        self._cached: tuple[int, int] = (-1, -1)
+        self._cached_rows: NDArray[np.int64] = np.empty(0, np.int64)
+
+    def epoch_of(self, row: int) -> int:
+        """How many times the data had been read through when the counter stood at `row`."""
+        return row // self.num_rows
+
+    def __getitem__(self, counter: int) -> int:
+        """The stored row that is read at this value of the counter."""
+        epoch, place = divmod(counter, self.num_rows)
+        if epoch != self._epoch:
+            self._plan(epoch)
+        window = bisect.bisect_right(self._window_starts, place) - 1
+        if self._cached != (epoch, window):
+            chunks = self._windows[window]
+            rows = np.concatenate([np.arange(self._starts[c], self._starts[c + 1]) for c in chunks])
+            self._cached_rows = rows[_permutation(len(rows), self.seed, epoch, 1 + window)]
+            self._cached = (epoch, window)
+        return int(self._cached_rows[place - self._window_starts[window]])
+
+    def _plan(self, epoch: int) -> None:
+        """Permute the chunks of this epoch and group them into windows."""
+        self._windows, self._window_starts, filled = [], [], self._window_rows
+        place = 0
+        for chunk in _permutation(len(self._sizes), self.seed, epoch, 0).tolist():
+            if filled + self._sizes[chunk] > self._window_rows:
+                self._windows.append([])
+                self._window_starts.append(place)
+                filled = 0
+            self._windows[-1].append(chunk)
+            filled += self._sizes[chunk]
+            place += self._sizes[chunk]
+        self._epoch = epoch
+
+
+class EndlessBatches:
+    """Batch sampler without an end: this process's slice of every global micro-batch, from a position on.
+
+    Global micro-batch n covers the counters [start + n·B·W, start + (n+1)·B·W), of which process k of W takes
+    the k-th B: the rows of an optimizer step do not depend on how they are split over processes and
+    micro-batches.
+
+    Args:
+        order: the row order.
+        start: asked for the position (a global row counter) whenever iteration begins.
+        batch_size: B, rows per process.
+        rank: k.
+        world_size: W.
+    """
+
+    def __init__(
+        self, order: RowOrder, start: Callable[[], int], batch_size: int, rank: int, world_size: int
+    ) -> None:
+        self.order = order
+        self.start = start
+        self.batch_size = batch_size
+        self.rank = rank
+        self.world_size = world_size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        position = self.start() + self.rank * self.batch_size
+        while True:
+            yield [self.order[counter] for counter in range(position, position + self.batch_size)]
+            position += self.world_size * self.batch_size
+
+
+class ShardedBatches:
+    """Batch sampler over rows rank, rank + W, ... below `num_rows`: each row once, none repeated or
+    padded."""
+
+    def __init__(self, num_rows: int, batch_size: int, rank: int, world_size: int) -> None:
+        self._rows = range(rank, num_rows, world_size)
+        self._batch_size = batch_size
+
+    def __len__(self) -> int:
+        return -(-len(self._rows) // self._batch_size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for begin in range(0, len(self._rows), self._batch_size):
+            yield list(self._rows[begin : begin + self._batch_size])

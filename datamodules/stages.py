@@ -1,0 +1,256 @@
+"""The two stages of a preparation, as jobs that any process can do in any order.
+
+1. `tokenize_unit`: read a unit of the corpus, hash and tokenize its documents, store them sorted by shuffle
+    key.
+2. `pack_shard`: gather the documents of one key range from all units, which is a slice of the global seeded
+   shuffle, pack them into rows and write the chunks.
+
+Keys and shards depend on content and seed only, so the result is the same for any number of workers. Each job
+leaves one marker file, written last and atomically; a job whose marker exists is not done again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from datamodules.corpora import Corpus, Unit
+from datamodules.errors import DataError
+from datamodules.packing import pack
+from datamodules.settings import PrepareSettings
+from datamodules.storage import token_dtype, write_atomically, write_rows
+from datamodules.tokenizers import Tokenizer
+
+SPLITS = ("train", "val")
+_BATCH_CHARACTERS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every job of one preparation needs: the recipe, and the folder it works in."""
+
+    corpus: Corpus
+    tokenizer: Tokenizer
+    settings: PrepareSettings
+    work: Path
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return token_dtype(self.tokenizer.vocab_size)
+
+    def unit_marker(self, unit: int) -> Path:
+        return self.work / "units" / f"{unit:06d}.npz"
+
+    def unit_tokens(self, unit: int) -> Path:
+        return self.work / "units" / f"{unit:06d}.tokens"
+
+    def shard_marker(self, split: str, shard: int) -> Path:
+        return self.work / "shards" / f"{split}-{shard:05d}.npz"
+
+
+def clean(text: str) -> str:
+    """The text with lone surrogates (possible in JSON, impossible in UTF-8) replaced."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace").decode()
+    return text
+
+
+def document_digest(text: str) -> bytes:
+    """16 bytes that stand for the document's content."""
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def is_validation(digest: bytes, val_fraction: float) -> bool:
+    """Whether the document is held out: decided by its content alone, so copies never straddle the splits."""
+    return int.from_bytes(digest[:8], "big") < val_fraction * 2.0**64
+
+
+def shuffle_key(digest: bytes, seed: int, unit: int, position: int) -> int:
+    """64-bit place of the document in the seeded shuffle; copies of one document get different places."""
+    place = b"%d/%d/%d/" % (seed, unit, position)
+    return int.from_bytes(hashlib.blake2b(place + digest, digest_size=8).digest(), "big")
+
+
+def tokenize_unit(job: Job, unit: Unit, index: int) -> dict[str, Any]:
+    """Stage 1 for one unit; returns its summary (documents, empty, characters, tokens, sha256)."""
+    keys: list[int] = []
+    held_out: list[bool] = []
+    tokens: list[NDArray[Any]] = []
+    source = hashlib.sha256()
+    empty = characters = 0
+    for batch in _batches(job.corpus.documents(unit)):
+        for text, ids in zip(batch, job.tokenizer.encode(batch), strict=True):
+            content = text.encode()
+            source.update(len(content).to_bytes(8, "big") + content)
+            characters += len(text)
+            if not len(ids):
+                empty += 1
+                continue
+            if ids.min() < 0 or ids.max() >= job.tokenizer.vocab_size:
+                raise DataError(
+                    f"{job.tokenizer.name} gave id {ids.max()} for a document of {unit.name}; its vocab_size "
+                    f"is {job.tokenizer.vocab_size}"
+                )
+            digest = document_digest(text)
+            keys.append(shuffle_key(digest, job.settings.seed, index, len(keys)))
+            held_out.append(is_validation(digest, job.settings.val_fraction))
+            tokens.append(np.concatenate(([job.tokenizer.bos_id], ids)).astype(job.dtype))
+    order = np.lexsort((np.array(keys, np.uint64), np.array(held_out, bool)))
+    lengths = np.array([len(t) for t in tokens], np.int64)[order]
+    summary = {
+        "name": unit.name,
+        "documents": len(tokens),
+        "empty": empty,
+        "characters": characters,
+        "tokens": int(lengths.sum()),
+        "sha256": source.hexdigest(),
+    }
+    flat = np.concatenate([tokens[i] for i in order]) if tokens else np.empty(0, job.dtype)
+    write_atomically(job.unit_tokens(index), flat.tobytes())
+    _write_marker(
+        job.unit_marker(index),
+        summary,
+        keys=np.array(keys, np.uint64)[order],
+        held_out=np.array(held_out, bool)[order],
+        lengths=lengths,
+    )
+    return summary
+
+
+def _batches(documents: Iterator[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    size = 0
+    for text in documents:
+        batch.append(clean(text))
+        size += len(text)
+        if size >= _BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def pack_shard(job: Job, split: str, shard: int, num_shards: int, num_units: int) -> dict[str, Any]:
+    """Stage 2 for one shard; returns its summary (documents, pieces, tokens_in, rows, tokens_cropped,
+    chunks...)."""
+    flat, lengths = _gather(job, split, shard, num_shards, num_units)
+    documents = len(lengths)
+    row_length = job.settings.row_length
+    if job.settings.cut_documents:
+        flat, lengths = cut(flat, lengths, row_length, job.tokenizer.bos_id)
+    starts = np.concatenate(([0], np.cumsum(lengths)))
+    tally = {"kept": 0, "cropped": 0, "rows": 0}
+    counts = np.zeros(job.tokenizer.vocab_size, np.int64)
+
+    def rows() -> Iterator[NDArray[Any]]:
+        for segments in pack(lengths.tolist(), row_length, job.settings.packing_buffer):
+            row = np.concatenate([flat[starts[i] : starts[i] + taken] for i, taken in segments])
+            tally["rows"] += 1
+            tally["kept"] += row_length
+            tally["cropped"] += sum(int(lengths[i]) - taken for i, taken in segments)
+            if split == "val":
+                # Only targets: the first token of a row is never predicted.
+                np.add.at(counts, row[1:], 1)
+            yield row
+
+    chunks = write_rows(rows(), row_length, job.work / split, f"chunk-{shard:05d}")
+    tokens_in = int(lengths.sum())
+    summary = {
+        "documents": documents,
+        "pieces": len(lengths),
+        "tokens_in": tokens_in,
+        "rows": tally["rows"],
+        "tokens_cropped": tally["cropped"],
+        "tokens_unfilled": tokens_in - tally["kept"] - tally["cropped"],
+        "chunks": chunks,
+    }
+    _write_marker(job.shard_marker(split, shard), summary, target_counts=counts)
+    return summary
+
+
+def _gather(
+    job: Job, split: str, shard: int, num_shards: int, num_units: int
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Documents of the split whose key lies in the shard's range, in key order: (tokens, lengths)."""
+    low, high = (shard * 2**64 // num_shards, (shard + 1) * 2**64 // num_shards)
+    keys, lengths, pieces = [], [], []
+    for unit in range(num_units):
+        with np.load(job.unit_marker(unit)) as stored:
+            mine = stored["held_out"] == (split == "val")
+            # Python integers, since 2**64 has no place in uint64.
+            mine &= (stored["keys"] >= np.uint64(low)) & (stored["keys"] <= np.uint64(high - 1))
+            ends = np.cumsum(stored["lengths"])[mine]
+            keys.append(stored["keys"][mine])
+            lengths.append(stored["lengths"][mine])
+        if len(ends):
+            # Documents of one split and key range lie side by side in the unit's file.
+            begin, end = int(ends[0] - lengths[-1][0]), int(ends[-1])
+            tokens = np.fromfile(
+                job.unit_tokens(unit), job.dtype, count=end - begin, offset=begin * job.dtype.itemsize
+            )
+            pieces.extend(np.split(tokens, np.cumsum(lengths[-1])[:-1]))
+    order = np.argsort(np.concatenate(keys), kind="stable")
+    flat = np.concatenate([pieces[i] for i in order]) if len(order) else np.empty(0, job.dtype)
+    return flat, np.concatenate(lengths)[order]
+
+
+def cut(
+    flat: NDArray[Any], lengths: NDArray[np.int64], row_length: int, bos_id: int
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Cut documents longer than a row into pieces of at most a row, each beginning with BOS.
+
+    Args:
+        flat: tokens of all documents one after another, each beginning with BOS.
+        lengths: tokens per document.
+
+    Returns:
+        Tokens and lengths of the pieces, in the order of the documents.
+    """
+    step = row_length - 1
+    bos = np.array([bos_id], flat.dtype)
+    pieces: list[NDArray[Any]] = []
+    new_lengths: list[int] = []
+    start = 0
+    for length in lengths.tolist():
+        document = flat[start : start + length]
+        start += length
+        if length <= row_length:
+            pieces.append(document)
+            new_lengths.append(length)
+            continue
+        for begin in range(1, length, step):
+            piece = document[begin : begin + step]
+            pieces += [bos, piece]
+            new_lengths.append(1 + len(piece))
+    return np.concatenate(pieces) if pieces else flat, np.array(new_lengths, np.int64)
+
+
+def _write_marker(path: Path, summary: dict[str, Any], **arrays: NDArray[Any]) -> None:
+    content = io.BytesIO()
+    packed = np.frombuffer(json.dumps(summary).encode(), np.uint8)
+    np.savez(content, summary=packed, **arrays)  # type: ignore[arg-type]  # stub mistakes the arrays for allow_pickle
+    write_atomically(path, content.getvalue())
+
+
+def read_marker(path: Path) -> dict[str, Any] | None:
+    """Summary of a finished job, or None where it is not finished."""
+    if not path.exists():
+        return None
+    with np.load(path) as stored:
+        return json.loads(stored["summary"].tobytes())
+
+
+def read_counts(path: Path) -> NDArray[np.int64]:
+    """How often each id is a target in the shard's rows; (vocab_size,)."""
+    with np.load(path) as stored:
+        return stored["target_counts"]

@@ -1,0 +1,332 @@
+"""TokenDataModule: prepared rows of tokens to batches, with a row order and a position of its own.
+
+Shapes: B rows per process and micro-batch, T tokens per row, W processes. Stored rows hold T + 1 tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning import LightningDataModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+from torch.utils.data import DataLoader
+
+from datamodules import manifest as manifests
+from datamodules.checks import check_recipe
+from datamodules.corpora import Corpus, StdlibCorpus
+from datamodules.errors import DataError
+from datamodules.position import EndlessBatches, RowOrder, ShardedBatches
+from datamodules.prepare import cache_name, default_cache_dir, prepare
+from datamodules.settings import PrepareSettings
+from datamodules.storage import Rows, split_batch
+from datamodules.tokenizers import BPETokenizer, Tokenizer, load_tokenizer
+
+log = logging.getLogger(__name__)
+
+
+class TokenDataModule(LightningDataModule):
+    """Rows of tokens from a corpus, prepared on first use and cached, or from a folder prepared beforehand.
+
+    Training batches are endless: int64 `(inputs, targets)`, each (B, T), in an order that depends on (seed,
+        epoch of
+    the data) alone. The position in it is counted in rows over all processes and is saved with the
+    checkpoint. Validation rows are shared out over the processes without padding or repetition.
+
+    Args:
+        tokenizer: with `data_dir` only compared with what is there; otherwise defaults to `BPETokenizer()`.
+        corpus: with `data_dir` only compared; otherwise defaults to `StdlibCorpus()`.
+        seq_len: T. Rows of T + 1 tokens give T inputs and T targets.
+        batch_size: B, rows per process and micro-batch.
+        val_batch_size: rows per process and validation batch; defaults to `batch_size`.
+        vocab_size: the model's vocabulary where it must not depend on a tokenizer at hand (the paper's is
+            32001); a tokenizer that is larger is refused, a smaller one leaves ids unused. Defaults to the
+            tokenizer's.
+        val_rows: validation rows while training, or as many as exist.
+        final_val_rows: validation rows when `full_validation` is set and outside of `fit`, or as many as
+            exist.
+        val_fraction: expected share of documents held out, by their hash. None: 0.05, or whatever `data_dir`
+            has.
+        cut_documents: cut documents longer than a row into pieces first. None: True, or whatever `data_dir`
+            has.
+        packing_buffer: documents that wait at once in best-fit packing. None: 1000, or whatever `data_dir`
+            has.
+        prepare_seed: of the document shuffle before packing. None: 0, or whatever `data_dir` has.
+        seed: of the order in which rows are read.
+        num_workers: processes that read; the order does not depend on them.
+        cache_dir: where prepared data is kept; see `default_cache_dir`.
+        data_dir: a folder written by `python -m datamodules prepare`, used as it is.
+        progress: show progress bars while preparing.
+
+    Attributes:
+        full_validation: set it before the validation dataloader is built to use `final_val_rows` during
+            `fit`.
+        manifest: after `setup`: the data's manifest (see manifest.py); `manifest_hash` names it.
+
+    Raises:
+        DataError: a value out of range, or (from `prepare_data` and `setup`) data that is missing, damaged or
+            prepared with other settings.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None = None,
+        corpus: Corpus | None = None,
+        seq_len: int = 256,
+        batch_size: int = 16,
+        val_batch_size: int | None = None,
+        vocab_size: int | None = None,
+        val_rows: int = 256,
+        final_val_rows: int = 1024,
+        val_fraction: float | None = None,
+        cut_documents: bool | None = None,
+        packing_buffer: int | None = None,
+        prepare_seed: int | None = None,
+        seed: int = 0,
+        num_workers: int = 0,
+        cache_dir: str | os.PathLike[str] | None = None,
+        data_dir: str | os.PathLike[str] | None = None,
+        progress: bool = True,
+    ) -> None:
+        super().__init__()
+        sizes = {
+            "seq_len": seq_len,
+            "batch_size": batch_size,
+            "val_rows": val_rows,
+            "final_val_rows": final_val_rows,
+        }
+        optional = {"val_batch_size": val_batch_size, "vocab_size": vocab_size}
+        for name, value in {**sizes, **{k: v for k, v in optional.items() if v is not None}}.items():
+            if value < 1:
+                raise DataError(f"{name} is {value}; it must be at least 1")
+        for name, value in {"seed": seed, "num_workers": num_workers}.items():
+            if value < 0:
+                raise DataError(f"{name} is {value}; it must not be negative")
+        self.seq_len = seq_len
+        self.batch_size = batch_size
+        self.val_batch_size = val_batch_size or batch_size
+        self.val_rows = val_rows
+        self.final_val_rows = final_val_rows
+        self.seed = seed
+        self.num_workers = num_workers
+        self.progress = progress
+        self.full_validation = False
+        asked = {
+            "val_fraction": val_fraction,
+            "cut_documents": cut_documents,
+            "packing_buffer": packing_buffer,
+            "seed": prepare_seed,
+        }
+        self._asked = {key: value for key, value in asked.items() if value is not None}
+        self._settings = PrepareSettings(seq_len=seq_len, **self._asked)  # type: ignore[arg-type]
+        self._tokenizer, self._corpus = tokenizer, corpus
+        self._given = data_dir is not None
+        self._folder: Path | None = Path(data_dir) if data_dir is not None else None
+        self._cache_dir = Path(cache_dir) if cache_dir is not None else default_cache_dir()
+        if not self._given:
+            self._tokenizer, self._corpus = tokenizer or BPETokenizer(), corpus or StdlibCorpus()
+        if vocab_size is not None:
+            self.vocab_size = vocab_size
+        elif self._tokenizer is not None:
+            self.vocab_size = self._tokenizer.vocab_size
+        else:
+            self.vocab_size = manifests.read(self._data_folder())["tokenizer"]["vocab_size"]
+        self.manifest: dict[str, Any] = {}
+        self._order: RowOrder | None = None
+        # Position: rows consumed = _start_row + (micro-batches processed - _start_batches) · B · W.
+        self._start_row = 0
+        self._start_batches = 0
+        self._position_trainer: Trainer | None = None
+        self._restored = False
+
+    # ---- data
+
+    def _data_folder(self) -> Path:
+        if self._folder is None:
+            assert self._corpus is not None and self._tokenizer is not None
+            self._folder = self._cache_dir / cache_name(self._corpus, self._tokenizer, self._settings)
+        return self._folder
+
+    def prepare_data(self) -> None:
+        """Prepare the cache where that is not done yet; Lightning calls this on one process per machine."""
+        if self._given:
+            return
+        assert self._corpus is not None and self._tokenizer is not None
+        prepare(self._corpus, self._tokenizer, self._settings, self._data_folder(), progress=self.progress)
+
+    def setup(self, stage: str | None = None) -> None:
+        """Open the data and check it against the settings; see the class for what is raised."""
+        folder = self._data_folder()
+        if not self.manifest:
+            manifest = manifests.read(folder)
+            asked = {"seq_len": self.seq_len, **self._asked}
+            # A cached folder's name already says its corpus.
+            corpus = self._corpus if self._given else None
+            check_recipe(folder, manifest, asked, self._tokenizer, corpus, self.vocab_size)
+            faults = manifests.check_files(folder, manifest, content=False)
+            if faults:
+                raise DataError(f"the data in {folder} is damaged: {'; '.join(faults[:5])}. Prepare it again")
+            self.manifest = manifest
+            train_chunks = manifest["splits"]["train"]["chunks"]
+            self._order = RowOrder([chunk["rows"] for chunk in train_chunks], self.seed)
+        if self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
+            if self.trainer is not self._position_trainer and not self._restored:
+                # A new trainer starts anew; the same one, fitted again, goes on where it stopped.
+                self._start_row = self._start_batches = 0
+            self._position_trainer = self.trainer
+
+    def _split(self, split: str) -> dict[str, Any]:
+        if not self.manifest:
+            raise DataError("the data is not open yet: call prepare_data() and setup() first")
+        return self.manifest["splits"][split]
+
+    @property
+    def manifest_hash(self) -> str:
+        """SHA-256 that names the prepared data."""
+        self._split("train")
+        return self.manifest["hash"]
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Name of the tokenizer that the data was prepared with."""
+        self._split("train")
+        return self.manifest["tokenizer"]["name"]
+
+    @property
+    def unique_tokens(self) -> int:
+        """Training targets in the data: rows x T, the tokens of one epoch."""
+        return self._split("train")["rows"] * self.seq_len
+
+    @property
+    def val_unigram_entropy(self) -> float:
+        """Entropy (nats/token) of the unigram distribution of all validation targets."""
+        self._split("val")
+        return self.manifest["val_unigram_entropy"]
+
+    def load_tokenizer(self) -> Tokenizer:
+        """The tokenizer that the data was prepared with, ready to encode and decode."""
+        self._split("train")
+        return load_tokenizer(self._data_folder(), self.manifest["tokenizer"]["settings"])
+
+    # ---- position
+
+    @property
+    def _rank(self) -> int:
+        return self.trainer.global_rank if self.trainer is not None else 0
+
+    @property
+    def _world_size(self) -> int:
+        return self.trainer.world_size if self.trainer is not None else 1
+
+    def _batches_processed(self) -> int:
+        """Micro-batches that the trainer has processed in its life, those before a resume included.
+
+        `processed` and not `completed`: Lightning saves checkpoints in the hook between the two, when the
+        batch has already been learnt from.
+        """
+        if self.trainer is None:
+            return 0
+        # Declared as the base class of what it is.
+        return self.trainer.fit_loop.epoch_loop.batch_progress.total.processed  # type: ignore[attr-defined]
+
+    @property
+    def rows_consumed(self) -> int:
+        """The global row counter: rows trained on by all processes so far, over all epochs of the data."""
+        # Lightning may build the dataloader before it restores its own counters: hence the lower bound.
+        batches = max(self._batches_processed() - self._start_batches, 0)
+        return self._start_row + batches * self.batch_size * self._world_size
+
+    def epoch_of(self, row: int) -> int:
+        """How often the training data had been read through when the row counter stood at `row`."""
+        return row // self._split("train")["rows"]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position and what it refers to, in plain types."""
+        return {
+            "rows_consumed": self.rows_consumed,
+            "batches_processed": self._batches_processed(),
+            "seed": self.seed,
+            "manifest_hash": self.manifest_hash,
+            "tokenizer_sha256": self.manifest["tokenizer"]["sha256"],
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up the position of a checkpoint; the batch size and the number of processes may differ.
+
+        Raises:
+            DataError: the checkpoint was trained with another tokenizer, or (when training goes on) with
+                other data or another seed. Both values are named.
+        """
+        current = {
+            "tokenizer_sha256": self.manifest["tokenizer"]["sha256"],
+            "manifest_hash": self.manifest_hash,
+            "seed": self.seed,
+        }
+        trainer = self.trainer
+        # To evaluate a checkpoint on other data is sound, to read it with another tokenizer is not.
+        evaluating = trainer is not None and trainer.state.fn not in (None, TrainerFn.FITTING)
+        for key, value in current.items():
+            if state_dict[key] != value and not (evaluating and key != "tokenizer_sha256"):
+                raise DataError(
+                    f"the checkpoint was trained with {key} {state_dict[key]}, the data at hand has "
+                    f"{value}: give the run the data and seed it was started with"
+                )
+        self._start_row = state_dict["rows_consumed"]
+        # Under a running trainer its counters go on from the checkpoint's; loaded by hand they start at 0.
+        restoring = trainer is not None and trainer.state.fn is not None
+        self._start_batches = state_dict["batches_processed"] if restoring else 0
+        self._restored = not restoring
+
+    # ---- dataloaders
+
+    def _loader(self, split: str, batches: Iterable[list[int]]) -> DataLoader[Any]:
+        rows = Rows(self._data_folder() / split, self.seq_len + 1, self._split(split)["rows"])
+        # A generator of its own: a DataLoader without one draws from the global state (F26).
+        generator = torch.Generator().manual_seed(self.seed)
+        return DataLoader(
+            rows,  # type: ignore[arg-type]  # a map-style dataset by its methods
+            batch_sampler=batches,
+            collate_fn=split_batch,  # type: ignore[arg-type]  # rows come as one tensor, not as a list
+            num_workers=self.num_workers,
+            generator=generator,
+            pin_memory=torch.cuda.is_available(),
+        )
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """Endless int64 (inputs, targets), each (B, T), from the current position on."""
+        assert self._order is not None, "setup() comes first"
+        batches = EndlessBatches(
+            self._order, lambda: self.rows_consumed, self.batch_size, self._rank, self._world_size
+        )
+        return self._loader("train", batches)
+
+    def _validation_loader(self, num_rows: int) -> DataLoader[Any]:
+        available = self._split("val")["rows"]
+        used = min(num_rows, available)
+        if used < self._world_size:
+            raise DataError(
+                f"{used} validation rows ({available} in the data) for {self._world_size} processes: each "
+                "needs at least one. Raise val_rows, or prepare data with a larger val_fraction"
+            )
+        if used < num_rows:
+            log.warning("%d validation rows asked, %d exist: using those", num_rows, available)
+        return self._loader("val", ShardedBatches(used, self.val_batch_size, self._rank, self._world_size))
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        """`val_rows` rows while fitting, `final_val_rows` with `full_validation` set or outside of `fit`."""
+        fitting = self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
+        return self._validation_loader(
+            self.val_rows if fitting and not self.full_validation else self.final_val_rows
+        )
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        """`final_val_rows` validation rows."""
+        return self._validation_loader(self.final_val_rows)
+
+    def predict_dataloader(self) -> DataLoader[Any]:
+        """`final_val_rows` validation rows."""
+        return self._validation_loader(self.final_val_rows)

@@ -1,0 +1,62 @@
+"""Run independent jobs in this process or in several, results in whatever order they come."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, TypeVar
+
+from datamodules.errors import DataError
+
+Name = TypeVar("Name")
+
+
+def run_jobs(
+    function: Callable[..., dict[str, Any]], calls: Sequence[tuple[Name, tuple[Any, ...]]], workers: int
+) -> Iterator[tuple[Name, dict[str, Any]]]:
+    """Yield (name, function(*arguments)) for each (name, arguments), as they finish.
+
+    Processes are spawned, not forked: the caller may hold a GPU, threads and locks. At the first error the
+        jobs that
+    have not started are dropped.
+
+    Raises:
+        DataError: a job raised one, or a worker died.
+    """
+    if workers == 1 or len(calls) <= 1:
+        for name, arguments in calls:
+            yield name, function(*arguments)
+        return
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(
+        min(workers, len(calls)), mp_context=context, initializer=_start_worker, initargs=(os.getpid(),)
+    )
+    try:
+        futures = {pool.submit(function, *arguments): name for name, arguments in calls}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+    except BrokenProcessPool as error:
+        raise DataError(
+            "a worker process died, most likely because memory ran out. Finished parts are kept: run again, "
+            "with fewer workers"
+        ) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _start_worker(parent: int) -> None:
+    # The processes are the parallelism; threads inside each would only compete.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    threading.Thread(target=_leave_with_parent, args=(parent,), daemon=True).start()
+
+
+def _leave_with_parent(parent: int) -> None:
+    """A parent that is killed outright cannot stop its workers, so each watches for it."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
