@@ -76,9 +76,12 @@ def callable_spec(factory: Callable[..., Any], owner: str) -> Spec:
     Raises:
         TypeError: the callable is neither, so no checkpoint could restore it.
     """
-    if isinstance(factory, functools.partial) and not factory.args:
-        keywords = {name: _plain(value, f"{owner}.{name}") for name, value in factory.keywords.items()}
-        return {"class_path": class_path(factory.func), "init_args": keywords}
+    if isinstance(factory, functools.partial):
+        # A parser's partial calls the class through functions of its own and passes it as the last argument.
+        *_, target = (factory.func, *factory.args)
+        if inspect.isclass(target):
+            keywords = {name: _plain(value, f"{owner}.{name}") for name, value in factory.keywords.items()}
+            return {"class_path": class_path(target), "init_args": keywords}
     if inspect.isclass(factory):
         return {"class_path": class_path(factory), "init_args": {}}
     raise TypeError(

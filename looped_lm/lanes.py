@@ -7,6 +7,7 @@ hands it on. Source: arXiv 2604.21106 (hyperconnections); the idea of lanes: arX
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -96,7 +97,8 @@ class HyperConnectionLanes(Lanes):
 
     def write(self, state: Tensor, y: Tensor, i: int) -> Tensor:
         # The residual stream stays fp32 under autocast (spec section 4), which would run this product in bf16.
-        with torch.autocast(state.device.type, enabled=False):
+        device = state.device.type
+        with torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext():
             mixed = torch.tensordot(self.mixing[i], state.to(self.mixing.dtype), dims=1)
         return mixed + self.beta[i].view(-1, *(1,) * y.dim()) * y
 

@@ -1,0 +1,30 @@
+"""Callbacks of the training run, one concern per file. Named in configuration by `callbacks.<Name>`."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_EXPORTS = {
+    "FlopsMonitor": "flops",
+    "RunRecordWriter": "run_record",
+    "LearningRates": "learning_rates",
+    "GradientNorm": "gradient_norm",
+    "LoopStats": "loop_stats",
+    "FinalValidation": "final_validation",
+    "DivergenceGuard": "guard",
+    "HParams": "hparams",
+    "StepProgressBar": "progress",
+    "RunSummary": "summary",
+}
+__all__ = list(_EXPORTS)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(_EXPORTS)}")
+    return getattr(importlib.import_module(f"{__name__}.{_EXPORTS[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

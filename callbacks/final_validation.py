@@ -1,0 +1,24 @@
+"""A validation over all held-out rows at the end of training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning as L
+
+
+class FinalValidation(L.Callback):
+    """When the last step is done, validates over the data module's full validation rows instead of its fast subset."""
+
+    def on_train_batch_end(  # type: ignore[override]
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        finished = trainer.max_steps > 0 and trainer.global_step >= trainer.max_steps
+        if not (finished or trainer.should_stop):
+            return
+        # Lightning validates once more when it is told to stop.
+        trainer.should_stop = True
+        if hasattr(trainer.datamodule, "full_validation"):  # type: ignore[attr-defined]
+            trainer.datamodule.full_validation = True  # type: ignore[attr-defined]
+            # It keeps the loader of the first validation otherwise.
+            trainer.fit_loop.epoch_loop.val_loop._combined_loader = None

@@ -1,0 +1,110 @@
+"""Tokens, cumulative training FLOPs, speed and MFU; stops at the FLOPs budget."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.fabric.utilities.throughput import get_available_flops
+
+from looped_lm import LoopedLM
+
+
+class FlopsMonitor(L.Callback):
+    """Counts what the run has cost, over all ranks and across resumes.
+
+    FLOPs are counted in the convention `paper` (arXiv 2604.21106). Logs `cost/tokens` and `cost/flops` (cumulative),
+    `speed/tokens_per_second`, `speed/flops_per_second` and, where the device's peak is known, `speed/mfu`.
+
+    Args:
+        peak_flops: peak FLOPs/s of one device for MFU; null asks Lightning's table of accelerators, and a CPU has none.
+    """
+
+    def __init__(self, peak_flops: float | None = None) -> None:
+        if peak_flops is not None and not peak_flops > 0:
+            raise ValueError(f"peak_flops is {peak_flops}; it must be positive.")
+        self.peak_flops = peak_flops
+        self.tokens = 0
+        self.flops = 0.0
+        self.seconds = 0.0
+        self._mark = (0.0, 0)
+        self._started = 0.0
+        self._seconds_before = 0.0
+        self._steps_seen = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"tokens": self.tokens, "flops": self.flops, "seconds": self.wall_seconds}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.tokens, self.flops = state_dict["tokens"], state_dict["flops"]
+        self._seconds_before = state_dict["seconds"]
+
+    @property
+    def wall_seconds(self) -> float:
+        """Seconds spent in fit so far, validation and earlier parts of the run included."""
+        running = time.perf_counter() - self._started if self._started else 0.0
+        return self._seconds_before + running
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._started = time.perf_counter()
+        self._steps_seen = trainer.global_step
+        self._restart_clock()
+        if self.peak_flops is None and trainer.strategy.root_device.type == "cuda":
+            dtype = torch.bfloat16 if "bf16" in str(trainer.precision) else torch.float32
+            self.peak_flops = get_available_flops(trainer.strategy.root_device, dtype)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._restart_clock()
+
+    def _restart_clock(self) -> None:
+        self._mark = (time.perf_counter(), self.tokens)
+
+    def on_train_batch_end(  # type: ignore[override]
+        self, trainer: L.Trainer, pl_module: LoopedLM, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        tokens = batch[1].numel() * trainer.world_size
+        self.tokens += tokens
+        self.flops += tokens * pl_module.flops_per_token
+        if trainer.global_step == self._steps_seen:
+            return
+        self._steps_seen = trainer.global_step
+        budget = pl_module.plan.flops_budget
+        half_step = 0.5 * pl_module.batch_tokens * pl_module.flops_per_token
+        if budget is not None and self.flops >= budget - half_step:
+            trainer.should_stop = True
+        if pl_module.logs_this_step():
+            self._log(trainer, pl_module)
+
+    def _log(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
+        then, tokens_then = self._mark
+        seconds = time.perf_counter() - then
+        tokens_per_second = (self.tokens - tokens_then) / seconds
+        flops_per_second = tokens_per_second * pl_module.flops_per_token
+        values = {
+            "cost/tokens": float(self.tokens),
+            "cost/flops": self.flops,
+            "speed/tokens_per_second": tokens_per_second,
+            "speed/flops_per_second": flops_per_second,
+        }
+        if self.peak_flops:
+            values["speed/mfu"] = flops_per_second / (self.peak_flops * trainer.world_size)
+        # float64: cumulative FLOPs lose their last steps in fp32.
+        pl_module.log_dict({k: torch.tensor(v, dtype=torch.float64) for k, v in values.items()})
+        self._restart_clock()
+
+
+def flops_monitor(trainer: L.Trainer, needed_by: str) -> FlopsMonitor:
+    """The trainer's FlopsMonitor.
+
+    Raises:
+        ValueError: there is none.
+    """
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, FlopsMonitor):
+            return callback
+    raise ValueError(
+        f"{needed_by} needs callbacks.FlopsMonitor, and trainer.callbacks has none. A config that sets "
+        "`trainer.callbacks` replaces the list of base.yaml; `trainer.callbacks+` appends to it."
+    )

@@ -1,0 +1,41 @@
+"""What happens to the state from one recurrence to the next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from looped_lm import LoopedLM
+
+
+class LoopStats(L.Callback):
+    """Logs `loop/state_norm_<i>`: root mean square of the state after recurrence i, at logging steps.
+
+    With lanes the state holds all lanes. It is taken from the last micro-batch of the step on rank zero.
+    """
+
+    def __init__(self) -> None:
+        self._norms: dict[int, Tensor] = {}
+
+    def on_train_batch_start(  # type: ignore[override]
+        self, trainer: L.Trainer, pl_module: LoopedLM, batch: Any, batch_idx: int
+    ) -> None:
+        every = trainer.log_every_n_steps
+        last_of_step = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        wanted = every > 0 and last_of_step and (trainer.global_step + 1) % every == 0
+        pl_module.model.observer = self._observe if wanted else None
+
+    def _observe(self, i: int, state: Tensor) -> None:
+        state = state.detach()
+        self._norms[i] = torch.linalg.vector_norm(state, dtype=torch.float32) / state.numel() ** 0.5
+
+    def on_train_batch_end(  # type: ignore[override]
+        self, trainer: L.Trainer, pl_module: LoopedLM, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._norms and pl_module.logs_this_step():
+            pl_module.log_dict({f"loop/state_norm_{i}": norm for i, norm in self._norms.items()})
+        self._norms = {}
+        pl_module.model.observer = None

@@ -1,0 +1,54 @@
+"""Progress of the run in optimizer steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
+
+from callbacks.flops import flops_monitor
+from looped_lm import LoopedLM
+
+
+class StepProgressBar(TQDMProgressBar):
+    """Optimizer steps done of those planned, with loss, tokens/s and the share of the FLOPs.
+
+    Args:
+        refresh_rate: optimizer steps between updates of the line; 0 shows nothing.
+    """
+
+    def __init__(self, refresh_rate: int = 1) -> None:
+        super().__init__(refresh_rate=refresh_rate)
+        self._planned_flops = 0.0
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:  # type: ignore[override]
+        super().on_train_start(trainer, pl_module)
+        self._monitor = flops_monitor(trainer, needed_by="callbacks.StepProgressBar")
+        self._tokens_before = self._monitor.tokens
+        self._planned_flops = trainer.max_steps * pl_module.batch_tokens * pl_module.flops_per_token
+
+    def on_train_epoch_start(self, trainer: L.Trainer, *_: Any) -> None:
+        self.train_progress_bar.reset(trainer.max_steps)
+        self.train_progress_bar.initial = trainer.global_step
+        self.train_progress_bar.set_description("training")
+
+    def on_train_batch_end(  # type: ignore[override]
+        self, trainer: L.Trainer, pl_module: LoopedLM, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        bar: Tqdm = self.train_progress_bar
+        step = trainer.global_step
+        if self.is_disabled or bar.disable or step == bar.n or (step % self.refresh_rate and step != bar.total):
+            return
+        bar.n = step
+        elapsed = bar.format_dict["elapsed"]
+        values = {
+            key: f"{float(value):.4f}"
+            for key, value in trainer.callback_metrics.items()
+            if key in ("train/loss", "val/loss")
+        }
+        values["tok/s"] = f"{(self._monitor.tokens - self._tokens_before) / max(elapsed, 1e-9):,.0f}"
+        values["FLOPs"] = f"{self._monitor.flops:.3g} ({self._monitor.flops / self._planned_flops:.0%})"
+        bar.set_postfix(values, refresh=False)
+        bar.refresh()

@@ -1,0 +1,181 @@
+"""The run record: what fitting reads of a run. The one writer of it."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
+
+import looped_lm
+from callbacks.flops import flops_monitor
+from fitting.records import RECORD_SUFFIX, RunRecord
+from looped_lm import LoopedLM
+
+CHECKPOINT_KEY = "run_record"
+
+
+def record_path(checkpoint: str | Path) -> Path:
+    """Where the record of a checkpoint lies: beside it, `<stem>.run.json`."""
+    path = Path(checkpoint)
+    return path.with_name(path.stem + RECORD_SUFFIX)
+
+
+class RecordingCheckpointIO(_WrappingCheckpointIO):
+    """Writes and removes the record beside every checkpoint, whoever asked for the checkpoint."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, *args: Any, **kwargs: Any) -> None:
+        super().save_checkpoint(checkpoint, path, *args, **kwargs)
+        if CHECKPOINT_KEY in checkpoint:
+            RunRecord.from_dict(checkpoint[CHECKPOINT_KEY]).save(record_path(path))
+
+    def remove_checkpoint(self, path: Any) -> None:
+        super().remove_checkpoint(path)
+        record_path(path).unlink(missing_ok=True)
+
+
+class RunRecordWriter(L.Callback):
+    """Stores a `fitting.records.RunRecord` inside every checkpoint and as JSON beside it.
+
+    A run that raises is recorded, too, as `diverged` or `stopped`, beside its checkpoints.
+    """
+
+    def __init__(self) -> None:
+        self._validation: dict[str, Any] = {"val_loss": None, "val_tokens": None, "val_step": None}
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage == "fit" and not isinstance(trainer.strategy.checkpoint_io, RecordingCheckpointIO):
+            flops_monitor(trainer, needed_by="callbacks.RunRecordWriter")
+            trainer.strategy.checkpoint_io = RecordingCheckpointIO(trainer.strategy.checkpoint_io)
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self._validation)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._validation = dict(state_dict)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.state.fn != "fit" or trainer.sanity_checking:
+            return
+        metrics = trainer.callback_metrics
+        self._validation = {
+            "val_loss": float(metrics["val/loss"]),
+            "val_tokens": int(metrics["val/tokens"]),
+            "val_step": trainer.global_step,
+        }
+
+    def on_save_checkpoint(  # type: ignore[override]
+        self, trainer: L.Trainer, pl_module: LoopedLM, checkpoint: dict[str, Any]
+    ) -> None:
+        checkpoint[CHECKPOINT_KEY] = self.record(trainer, pl_module).to_dict()
+
+    def on_exception(  # type: ignore[override]
+        self, trainer: L.Trainer, pl_module: LoopedLM, exception: BaseException
+    ) -> None:
+        folder = getattr(trainer.checkpoint_callback, "dirpath", None)
+        if folder is None or not trainer.is_global_zero or not trainer.training:
+            return
+        diverged = isinstance(exception, FloatingPointError)
+        reason = f"{type(exception).__name__}: {exception}"
+        record = self.record(trainer, pl_module, "diverged" if diverged else "stopped", reason)
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        record.save(Path(folder) / f"{record.status}-step={record.steps:06d}{RECORD_SUFFIX}")
+
+    def record(
+        self, trainer: L.Trainer, pl_module: LoopedLM, status: str | None = None, reason: str | None = None
+    ) -> RunRecord:
+        """The run as it stands now."""
+        steps, planned = trainer.global_step, pl_module.plan.steps
+        finished = steps >= planned and self._validation["val_step"] == steps
+        if status is None:
+            status = "completed" if finished else "stopped"
+            reason = None if finished else f"at step {steps} of {planned}"
+        validation = self._validation
+        if validation["val_loss"] is not None and not validation["val_loss"] < float("inf"):
+            validation = dict.fromkeys(validation)
+        model, data, monitor = pl_module.model, trainer.datamodule, flops_monitor(trainer, "callbacks.RunRecordWriter")  # type: ignore[attr-defined]
+        provenance = pl_module.provenance
+        return RunRecord(
+            schema_version=RunRecord.SCHEMA_VERSION,
+            run_name=provenance.get("run_name") or "run",
+            seed=int(provenance.get("seed") or torch.initial_seed() % 2**32),
+            code_version=code_version(),
+            created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            status=status,
+            stop_reason=reason,
+            data_manifest_hash=getattr(data, "manifest_hash", None),
+            tokenizer=getattr(data, "tokenizer_name", None),
+            vocab_size=model.vocab_size,
+            seq_len=pl_module.seq_len,
+            unique_tokens=getattr(data, "unique_tokens", None),
+            d_model=model.d_model,
+            head_dim=model.head_dim,
+            n_heads=model.n_heads,
+            n_kv_heads=model.n_kv_heads,
+            prelude_layers=len(model.prelude),
+            recurrent_layers=len(model.block),
+            coda_layers=len(model.coda),
+            num_recurrences=model.num_recurrences,
+            components=pl_module.component_specs(),
+            parameters=pl_module.sections.as_dict(),
+            n_once=pl_module.sections.n_once,
+            n_rec=pl_module.sections.n_rec,
+            steps=steps,
+            steps_planned=planned,
+            tokens=monitor.tokens,
+            tokens_target=pl_module.plan.tokens,
+            batch_tokens=pl_module.batch_tokens,
+            flops_per_token=pl_module.flops_per_token,
+            training_flops=monitor.flops,
+            flops_convention="paper",
+            flops_budget=pl_module.plan.flops_budget,
+            **validation,
+            wall_seconds=monitor.wall_seconds,
+            hardware=hardware(trainer),
+            precision=str(trainer.precision),
+            world_size=trainer.world_size,
+            config=provenance.get("config"),
+        )
+
+
+def run_record(trainer: L.Trainer, needed_by: str) -> RunRecord:
+    """The record of the trainer's run as it stands.
+
+    Raises:
+        ValueError: the trainer has no RunRecordWriter.
+    """
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, RunRecordWriter):
+            return callback.record(trainer, trainer.lightning_module)  # type: ignore[arg-type]
+    raise ValueError(
+        f"{needed_by} needs callbacks.RunRecordWriter, and trainer.callbacks has none. A config that sets "
+        "`trainer.callbacks` replaces the list of base.yaml; `trainer.callbacks+` appends to it."
+    )
+
+
+def code_version() -> str:
+    """Version of the package and, in a git checkout, its commit (with `+` if files differ from it)."""
+    root = Path(looped_lm.__file__).resolve().parent.parent
+    version = looped_lm.__version__
+    if not (root / ".git").exists():
+        return version
+    git = ["git", "-C", str(root)]
+    try:
+        commit = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
+        changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return version
+    return f"{version} {commit.stdout.strip()}{'+' if changed.stdout.strip() else ''}"
+
+
+def hardware(trainer: L.Trainer) -> str:
+    """What one process of the run trains on."""
+    device = trainer.strategy.root_device
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"

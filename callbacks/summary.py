@@ -1,0 +1,39 @@
+"""What the run ended with and where its results lie."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import lightning as L
+
+from callbacks.run_record import record_path, run_record
+
+
+class RunSummary(L.Callback):
+    """Prints validation loss, tokens, FLOPs and the paths of checkpoint, run record and event file."""
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        log_dir = trainer.log_dir  # a collective: every rank asks
+        if not trainer.is_global_zero:
+            return
+        record = run_record(trainer, needed_by="callbacks.RunSummary")
+        lines: list[tuple[str, str]] = [("run", f"{record.run_name} ({record.status})")]
+        if record.val_loss is not None and record.val_tokens is not None:
+            lines.append(("validation loss", f"{record.val_loss:.4f} nats/token over {record.val_tokens:,} tokens"))
+            lines.append(("perplexity", f"{math.exp(record.val_loss):.2f}"))
+        entropy = getattr(trainer.datamodule, "val_unigram_entropy", None)  # type: ignore[attr-defined]
+        if entropy is not None:
+            lines.append(("unigram entropy", f"{entropy:.4f} nats/token of the same tokens (a model without context)"))
+        lines.append(("steps", f"{record.steps:,} of {record.steps_planned:,}"))
+        lines.append(("tokens", f"{record.tokens:,}"))
+        lines.append(("training FLOPs", f"{record.training_flops:.4g} (convention {record.flops_convention})"))
+        lines.append(("wall time", f"{record.wall_seconds:.0f} s"))
+        checkpoint = getattr(trainer.checkpoint_callback, "best_model_path", "")
+        if checkpoint:
+            lines.append(("checkpoint", checkpoint))
+            lines.append(("run record", str(record_path(checkpoint))))
+        for events in sorted(Path(log_dir or ".").glob("events.out.tfevents.*")):
+            lines.append(("event file", str(events)))
+        width = max(len(name) for name, _ in lines)
+        print("\n" + "\n".join(f"{name:<{width}}  {value}" for name, value in lines))

@@ -1,0 +1,95 @@
+"""`python -m looped_lm COMMAND`. Help, wrong commands and their hints answer before torch is imported."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+HELP = """usage: python -m looped_lm COMMAND [--config FILE ...] [--key value ...]
+
+Train looped (depth-recurrent) language models.
+
+commands:
+  fit        train a model, for example: python -m looped_lm fit --config r8_hc.yaml
+  validate   validation loss of a checkpoint (--ckpt_path FILE)
+  test       the same on the test split
+  predict    loss of every token of the held-out rows
+  plan       what a run would be: parameters, FLOPs, steps, learning rates, memory; trains nothing
+
+Every command starts from the shipped base.yaml; a --config changes it, and so does any --key. A config is found in the
+working folder first, then among the shipped ones. `python -m looped_lm fit --help` documents every key.
+"""
+LIGHTNING = ("fit", "validate", "test", "predict")
+COMMANDS = (*LIGHTNING, "plan")
+SIBLINGS = ("callbacks", "datamodules", "configs", "fitting")
+
+
+def refuse_shadowing() -> None:
+    """Refuse to run where a user's folder hides one of the project's packages, whose import would fail oddly.
+
+    Raises:
+        ValueError: naming the folder in the way.
+    """
+    root = Path(__file__).resolve().parent.parent
+    for name in SIBLINGS:
+        spec = importlib.util.find_spec(name)
+        found = Path(spec.origin).resolve().parent if spec and spec.origin else None
+        if found is not None and found != root / name:
+            raise ValueError(
+                f"The folder {found} hides the package {name!r} of looped_lm: rename it, or run from another folder."
+            )
+
+
+def run(args: list[str]) -> None:
+    """Run one command; `args[0]` is its name."""
+    from looped_lm.config_files import resolve_arguments
+
+    refuse_shadowing()
+    command, rest = args[0], resolve_arguments(args[1:])
+    # Lightning's launcher starts the other processes of a run from sys.argv.
+    sys.argv[1:] = [command, *rest]
+    os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
+    try:
+        if command == "plan":
+            from looped_lm.commands.plan import main
+        else:
+            from looped_lm.cli import main
+    except RuntimeError as error:
+        if "torchvision" not in str(error):
+            raise
+        raise ValueError(
+            f"torchvision does not match this torch ({error}). looped_lm does not need it: pip uninstall torchvision."
+        ) from error
+    main()
+
+
+def cli(args: list[str]) -> int:
+    """Exit status of the command line."""
+    if not args or args[0] in ("-h", "--help"):
+        print(HELP)
+        return 0
+    if args[0] == "--version":
+        from looped_lm import __version__
+
+        print(__version__)
+        return 0
+    if args[0] not in COMMANDS:
+        close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+        guess = f" Did you mean {close[0]!r}?" if close else ""
+        print(f"error: unknown command {args[0]!r}.{guess} Commands: {', '.join(COMMANDS)}.", file=sys.stderr)
+        return 2
+    try:
+        run(args)
+    except (ValueError, OSError, TypeError, FloatingPointError) as error:
+        if os.environ.get("LOOPED_LM_TRACEBACK"):
+            raise
+        print(f"error: {error}\n(LOOPED_LM_TRACEBACK=1 shows where.)", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(cli(sys.argv[1:]))

@@ -1,0 +1,98 @@
+"""`python -m looped_lm plan`: what a run would be. Builds the model on the meta device and trains nothing."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from looped_lm.accounting import CONVENTIONS, flops_per_token
+from looped_lm.cli import LoopedCLI
+from looped_lm.lightning_module import LoopedLM
+from looped_lm.memory import estimate
+from looped_lm.schedules import accumulation
+
+MIB = 2**20
+
+
+class PlanCLI(LoopedCLI):
+    """Parses the same keys as `fit` and builds model and data, but no trainer."""
+
+    def __init__(self) -> None:
+        super().__init__(run=False)
+
+    def _set_seed(self) -> None:
+        """Nothing random happens here."""
+
+    def instantiate_classes(self) -> None:
+        with torch.device("meta"):
+            self.config_init = self.parser.instantiate_classes(self.config)
+        self.model, self.datamodule = self.config_init.model, self.config_init.data
+
+    def instantiate_trainer(self, **kwargs: object) -> None:  # type: ignore[override]
+        raise AssertionError("a plan needs no trainer")
+
+
+def table(model: LoopedLM, batch_size: int, devices: int) -> str:
+    """The plan of a run as text.
+
+    Args:
+        model: the module, on the meta device.
+        batch_size: rows per device per micro-batch.
+        devices: number of processes.
+
+    Raises:
+        ValueError: the batch is no whole number of micro-batches.
+    """
+    net, sections, plan = model.model, model.sections, model.plan
+    micro_batches = accumulation(model.batch_tokens, batch_size, model.seq_len, devices)
+    memory = estimate(net, batch_size, model.seq_len)
+    layers = f"{len(net.prelude)}-{len(net.block)}-{len(net.coda)}"
+    rows: list[tuple[str, str]] = [
+        ("layout", f"{layers}, the block run {net.num_recurrences} times"),
+        ("width", f"d_model {net.d_model}, {net.n_heads} heads of {net.head_dim}, {net.n_kv_heads} key/value heads"),
+        ("vocabulary", f"{net.vocab_size:,} (tables padded to {net.head.out_features:,})"),
+        ("", ""),
+        *((f"parameters: {name}", f"{n:,}") for name, n in sections.as_dict().items()),
+        ("N_once", f"{sections.n_once:,}"),
+        ("N_rec", f"{sections.n_rec:,}"),
+        ("N (without embedding and head)", f"{sections.n:,}"),
+        ("", ""),
+        *(
+            (f"FLOPs/token ({name})", f"{flops_per_token(net, model.seq_len, name):.6e}")
+            for name in CONVENTIONS
+        ),
+        ("training FLOPs", f"{plan.steps * model.batch_tokens * model.flops_per_token:.4e}"),
+        ("FLOPs budget", "none" if plan.flops_budget is None else f"{plan.flops_budget:.4e}"),
+        ("optimizer steps", f"{plan.steps:,}"),
+        ("tokens", f"{plan.steps * model.batch_tokens:,} (target {plan.tokens:,.0f})"),
+        ("batch", f"{model.batch_tokens:,} tokens = {devices} x {batch_size} rows x {model.seq_len} x {micro_batches}"),
+        ("", ""),
+        *((f"learning rate: {role}", f"{rate:.6g}") for role, rate in model.learning_rates().items()),
+        ("", ""),
+        ("memory per process (estimate, fp32)", f"{memory.total / MIB:,.0f} MiB"),
+        ("  weights", f"{memory.weights / MIB:,.1f} MiB"),
+        ("  gradients", f"{memory.gradients / MIB:,.1f} MiB"),
+        ("  optimizer state", f"{memory.optimizer / MIB:,.1f} MiB"),
+        ("  kept for backward", f"{memory.activations / MIB:,.1f} MiB"),
+    ]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {value}".rstrip() for name, value in rows)
+
+
+def processes(devices: object, num_nodes: object) -> int:
+    """Processes that `trainer.devices` and `trainer.num_nodes` name; "auto" counts as one here."""
+    if isinstance(devices, (list, tuple)):
+        count = len(devices)
+    else:
+        count = int(devices) if str(devices).isdigit() else 1
+    return max(count, 1) * int(str(num_nodes))
+
+
+def main() -> None:
+    """Print the plan of the run that sys.argv describes."""
+    # Without subcommands the parser takes the options alone.
+    del sys.argv[1]
+    cli = PlanCLI()
+    trainer = cli.config.trainer
+    print(table(cli.model, cli.datamodule.batch_size, processes(trainer.devices, trainer.num_nodes)))

@@ -1,0 +1,73 @@
+"""Where configuration files are looked up, and the base that lies under every run.
+
+A bare name is looked up in the working folder first, then among the shipped configs. `base.yaml` always comes first on
+the command line, so that every other file and option changes a complete configuration.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+SHIPPED = Path(__file__).resolve().parent.parent / "configs"
+BASE = SHIPPED / "base.yaml"
+_FLAGS = ("--config", "-c")
+
+
+def resolve_config(name: str) -> str:
+    """Path of a config file given by path or bare name.
+
+    Raises:
+        FileNotFoundError: no such file; the message lists the shipped ones.
+    """
+    path = Path(name)
+    if path.is_file():
+        return name
+    if path.name == name and (SHIPPED / name).is_file():
+        return str(SHIPPED / name)
+    shipped = sorted(p.name for p in SHIPPED.glob("*.yaml"))
+    close = difflib.get_close_matches(name, shipped, n=1)
+    raise FileNotFoundError(
+        f"Config {name!r} is neither a file here ({Path.cwd()}) nor a shipped config."
+        + (f" Did you mean {close[0]}?" if close else "")
+        + f" Shipped: {', '.join(shipped)}."
+    )
+
+
+def resolve_arguments(args: list[str]) -> list[str]:
+    """Arguments of a command with config names resolved and `--config base.yaml` in front; idempotent.
+
+    A launcher of several processes runs the command line again, so resolving twice must change nothing.
+    """
+    resolved: list[str] = []
+    after_flag = False
+    for arg in args:
+        flag, equals, value = arg.partition("=")
+        if after_flag:
+            resolved.append(resolve_config(arg))
+        elif flag in _FLAGS and equals:
+            resolved.append(f"{flag}={resolve_config(value)}")
+        else:
+            resolved.append(arg)
+        after_flag = arg in _FLAGS
+    base = ["--config", str(BASE)]
+    return resolved if resolved[:2] == base else base + resolved
+
+
+def run_name(args: list[str]) -> str:
+    """Name of a run from its config files: their stems joined, without the base."""
+    names: list[str] = []
+    for i, arg in enumerate(args):
+        flag, _, value = arg.partition("=")
+        if flag in _FLAGS:
+            path = value or (args[i + 1] if i + 1 < len(args) else "")
+            if path and Path(path) != BASE:
+                names.append(Path(path).stem)
+    return "-".join(names) or BASE.stem
+
+
+def names_configuration(args: list[str]) -> bool:
+    """Whether the user named any configuration of their own: a config beside the base, or a model or data key."""
+    if run_name(args) != BASE.stem:
+        return True
+    return any(arg.startswith(("--model", "--data")) for arg in args)
