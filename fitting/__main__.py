@@ -1,4 +1,6 @@
-"""`python -m fitting COMMAND`: parses first, then loads what the command needs, so that help answers at once."""
+"""`python -m fitting COMMAND`: parses first, then loads what the command needs, so that help answers at
+once.
+"""
 
 from __future__ import annotations
 

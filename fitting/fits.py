@@ -110,25 +110,30 @@ def refuse_unidentified(law: Law, runs: Runs) -> None:
     count = len(law.param_names)
     if len(runs) <= count:
         raise FitError(
-            f"{len(runs)} runs cannot identify the {count} parameters of {law.name} ({', '.join(law.param_names)}). "
+            f"{len(runs)} runs cannot identify the {count} parameters of {law.name} "
+            f"({', '.join(law.param_names)}). "
             f"Give at least {count + 1} runs, or a law with fewer parameters"
         )
     if len(np.unique(runs.budget)) < 2:
         raise FitError(
-            f"All {len(runs)} runs have one budget ({runs.budget[0]:.3g} FLOPs): size and tokens trade off along one "
+            f"All {len(runs)} runs have one budget ({runs.budget[0]:.3g} FLOPs): size and tokens trade "
+            "off along one "
             f"line, so alpha, beta and E are not identified. Add runs of another budget"
         )
     if law.needs_several_r and len(runs.recurrences) < 2:
         raise FitError(
-            f"All {len(runs)} runs have r={runs.recurrences[0]:g}: {law.param_names[-1]} is not identified. "
+            f"All {len(runs)} runs have r={runs.recurrences[0]:g}: {law.param_names[-1]} is not "
+            "identified. "
             f"Add runs with another r, or fit the Chinchilla law (--law chinchilla)"
         )
     for r in runs.recurrences:
         labels = np.unique(runs.architecture[runs.r == r].astype(str))
         if len(labels) > 1:
             raise FitError(
-                f"The runs with r={r:g} are of several architectures ({'; '.join(labels)}), one law cannot mean "
-                f"both. Choose with --where (e.g. --where injection=linear), or compare them as a case study"
+                f"The runs with r={r:g} are of several architectures ({'; '.join(labels)}), one law "
+                "cannot mean "
+                "both. Choose with --where (e.g. --where injection=linear), or compare them as a case "
+                "study"
             )
 
 
@@ -206,7 +211,8 @@ def _problems(result: FitResult, predicted: float) -> tuple[tuple[Status, str], 
         found.append(
             (
                 Status.ILL_CONDITIONED,
-                f"condition number {result.condition:.1e} (limit {WORST_CONDITION:.0e}): a combination of the "
+                f"condition number {result.condition:.1e} (limit {WORST_CONDITION:.0e}): a combination "
+                "of the "
                 "parameters is not identified by these runs",
             )
         )
@@ -226,7 +232,8 @@ def _problems(result: FitResult, predicted: float) -> tuple[tuple[Status, str], 
             found.append(
                 (
                     Status.SOLVERS_DISAGREE,
-                    f"{check.solver} ends at {check.objective:.6e} against {result.objective:.6e}, exponents up to "
+                    f"{check.solver} ends at {check.objective:.6e} against {result.objective:.6e}, "
+                    "exponents up to "
                     f"{check.largest_difference:.1e} apart",
                 )
             )

@@ -138,10 +138,11 @@ class FitResult:
             best = next((i for i in self.intervals.get(name, ()) if i.recommended), None)
             shown = f"[{significant(best.low, 4)}, {significant(best.high, 4)}]" if best else "not estimated"
             rows.append([name, significant(value, 5), shown, "at bound" if name in self.at_bound else ""])
-        head = f"{self.law.name}   split: {self.law.split.name}   runs: {self.runs}   status: {self.status.value}"
+        head = f"{self.law.name}   split: {self.law.split.name}   runs: {self.runs}   {self.status.value}"
         quality = (
             f"R² {self.r_squared:.4f}, RMSE {self.rmse:.4f} nats, objective {self.objective:.4e}, "
             f"condition {self.condition:.1e}, gradient {self.gradient_norm:.0e}, "
-            f"{self.agreeing} of {self.starts} starts agree ({self.dropped} dropped early), seed {self.seed}"
+            f"{self.agreeing} of {self.starts} starts agree ({self.dropped} dropped early), seed "
+            f"{self.seed}"
         )
         return "\n".join([head, table(["", "value", "95% interval", ""], rows), quality, self.message])

@@ -67,7 +67,8 @@ class Runs:
             return "Runs(none)"
         return (
             f"Runs({len(self)} runs, r = {', '.join(f'{r:g}' for r in self.recurrences)}, "
-            f"{len(set(self.budget))} budgets from {self.budget.min():.3g} to {self.budget.max():.3g} FLOPs, "
+            f"{len(set(self.budget))} budgets from {self.budget.min():.3g} to {self.budget.max():.3g} "
+            "FLOPs, "
             f"{self.cell_count} cells, convention {self.flops_convention}, {len(self.excluded)} excluded)"
         )
 

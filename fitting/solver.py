@@ -13,6 +13,7 @@ outwards are held.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -26,9 +27,11 @@ CHUNK = 50
 MAX_ITERATIONS = 400
 # Stages of a multi-start: after so many iterations, keep this fraction of a group's starts, and at least so
 # many.
-_STAGES = ((10, 0.4, 40), (10, 0.2, 24), (16, 0.08, 16), (40, 0.04, 8))
+STAGES = ((10, 0.4, 40), (10, 0.2, 24), (16, 0.08, 16), (40, 0.04, 8))
 _DAMPING = 0.01
 _FASTER, _SLOWER = 0.3, 4.0
+_CONVERGED = 1e-14
+"""A problem is done when the local model predicts a smaller relative decrease than this."""
 _TINY = 1e-300
 
 
@@ -111,7 +114,11 @@ class MultiStart:
 
 
 def multi_start(
-    problem: Problem, starts: np.ndarray, group: np.ndarray | None = None, workers: int | None = None
+    problem: Problem,
+    starts: np.ndarray,
+    group: np.ndarray | None = None,
+    workers: int | None = None,
+    stages: Sequence[tuple[int, float, int]] = STAGES,
 ) -> MultiStart:
     """Minimise from `starts` (S, P) and keep the best of each group (S,) of starts; hopeless starts are
     dropped early.
@@ -122,7 +129,7 @@ def multi_start(
     count = int(group.max()) + 1
     alive = np.arange(len(starts))
     theta = starts
-    for iterations, fraction, least in _STAGES:
+    for iterations, fraction, least in stages:
         if len(alive) <= least * count:
             continue
         found = minimise(problem.take(alive), theta, iterations, workers)
@@ -221,10 +228,9 @@ def _minimise_chunk(problem: Problem, starts: np.ndarray, max_iterations: int) -
     for iteration in range(max_iterations + 1):
         part = problem if len(active) == size else problem.take(active)
         step, gradient, predicted = _step(part, state, damping)
-        # At the optimum the decrease still predicted vanishes against the objective; at rounding error
-        # damping runs off.
-        done = (predicted <= 1e-14 * state.objective) & (damping <= 1.0)
-        done |= (state.objective <= 1e-26 * state.residual.shape[1]) | (damping > 1e12)
+        # Converged; or at rounding error, where no step can be told to be better.
+        done = (predicted <= _CONVERGED * state.objective) & (damping <= 1.0)
+        done |= (predicted <= 4e-16 * state.objective) | (state.objective <= 1e-26 * state.residual.shape[1])
         if iteration == max_iterations:
             done[:] = True
         if done.any():

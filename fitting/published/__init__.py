@@ -1,4 +1,6 @@
-"""The paper's main grid and its published fit values, as data; where they come from: README.md in this folder."""
+"""The paper's main grid and its published fit values, as data; where they come from: README.md in this
+folder.
+"""
 
 from __future__ import annotations
 
@@ -19,5 +21,7 @@ def load_grid() -> Runs:
 
 def reference() -> dict[str, Any]:
     """The paper's published values, to print beside a fit of the grid."""
-    values: dict[str, Any] = json.loads(Path(__file__).with_name("reference.json").read_text(encoding="utf-8"))
+    values: dict[str, Any] = json.loads(
+        Path(__file__).with_name("reference.json").read_text(encoding="utf-8")
+    )
     return values
