@@ -1,4 +1,4 @@
-"""Corpora: where documents come from.
+"""Corpora: where documents come from. Here the base class and plain files; records.py has tables of texts.
 
 A corpus is cut into units, small parts with a fixed order that do not depend on how many processes read them.
 A unit is the grain of parallel work and of a restart, and what makes the result independent of the number of
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from datamodules.errors import DataError
+from datamodules.files import SourceFile, find, open_binary
 
 _UNIT_BYTES = 1_000_000
 
@@ -32,7 +33,8 @@ class Unit:
 class Corpus(ABC):
     """Base of all corpora: subclass it and name your class by class_path.
 
-    A subclass must be picklable and must give the same units and documents each time.
+    A subclass must be picklable (preparation hands it to worker processes) and must give the same units and
+    documents each time.
     """
 
     @property
@@ -61,47 +63,52 @@ class Corpus(ABC):
         """Changes when the sources change, cheaply (sizes and dates, not content): part of the cache key."""
 
 
-class _LocalFiles(Corpus):
+class FileCorpus(Corpus):
+    """Base of corpora that are made of files."""
+
+    @abstractmethod
+    def files(self) -> list[SourceFile]:
+        """All files, sorted by name."""
+
+    def stamp(self) -> str:
+        return " ".join(f"{file.name}:{file.size}:{file.stamp}" for file in self.files())
+
+
+class _OnePerFile(FileCorpus):
     """One document per file, neighbouring small files joined into one unit."""
 
-    def _files(self) -> list[tuple[str, Path]]:
-        """(name that does not depend on the machine, path), sorted by name."""
-        raise NotImplementedError
-
-    def _decode(self, name: str, data: bytes) -> str | None:
-        raise NotImplementedError
+    @abstractmethod
+    def decode(self, name: str, data: bytes) -> str | None:
+        """The text of a file, or None to leave it out."""
 
     def units(self) -> list[Unit]:
-        groups: list[list[tuple[str, Path]]] = []
+        groups: list[list[SourceFile]] = []
         filled = _UNIT_BYTES
-        for name, path in self._files():
+        for file in self.files():
             if filled >= _UNIT_BYTES:
                 groups.append([])
                 filled = 0
-            groups[-1].append((name, path))
-            filled += path.stat().st_size
-        return [Unit(_span([name for name, _ in group]), tuple(group)) for group in groups]
+            groups[-1].append(file)
+            filled += file.size
+        return [Unit(_span([file.name for file in group]), tuple(group)) for group in groups]
 
     def documents(self, unit: Unit) -> Iterator[str]:
-        for name, path in unit.content:
+        for file in unit.content:
             try:
-                data = path.read_bytes()
+                with open_binary(file.url) as stream:
+                    data = stream.read()
             except OSError as error:
-                raise DataError(f"cannot read {path}: {error.strerror}") from error
-            text = self._decode(name, data)
+                raise DataError(f"cannot read {file.url}: {error.strerror or error}") from error
+            text = self.decode(file.name, data)
             if text is not None:
                 yield text
-
-    def stamp(self) -> str:
-        entries = ((name, path.stat()) for name, path in self._files())
-        return " ".join(f"{name}:{stat.st_size}:{stat.st_mtime_ns}" for name, stat in entries)
 
 
 def _span(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]} ({len(names)} files)"
 
 
-class StdlibCorpus(_LocalFiles):
+class StdlibCorpus(_OnePerFile):
     """The Python standard library's own source code, which every machine has: about 1,800 files, 31 MB.
 
     All .py files under the running interpreter's standard library except installed packages, sorted by path,
@@ -115,21 +122,24 @@ class StdlibCorpus(_LocalFiles):
     def settings(self) -> dict[str, Any]:
         return {"class_path": "datamodules.StdlibCorpus"}
 
-    def _files(self) -> list[tuple[str, Path]]:
+    def files(self) -> list[SourceFile]:
         root = Path(sysconfig.get_paths()["stdlib"])
         installed = {"site-packages", "dist-packages"}
-        paths = (
-            path for path in root.rglob("*.py") if not installed.intersection(path.parts) and path.is_file()
-        )
-        files = sorted((path.relative_to(root).as_posix(), path) for path in paths)
-        if not files:
+        paths = [path for path in root.rglob("*.py") if path.is_file()]
+        relative = {path.relative_to(root).as_posix(): path for path in paths}
+        names = sorted(name for name in relative if not installed.intersection(name.split("/")))
+        if not names:
             raise DataError(
                 f"the standard library at {root} holds no .py files (some distributions ship it without "
                 "source): give another corpus, e.g. datamodules.TextFiles"
             )
-        return files
+        stats = {name: relative[name].stat() for name in names}
+        return [
+            SourceFile(name, str(relative[name]), stats[name].st_size, str(stats[name].st_mtime_ns))
+            for name in names
+        ]
 
-    def _decode(self, name: str, data: bytes) -> str | None:
+    def decode(self, name: str, data: bytes) -> str | None:
         try:
             encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
             return data.decode(encoding)
@@ -137,26 +147,22 @@ class StdlibCorpus(_LocalFiles):
             return None
 
 
-class TextFiles(_LocalFiles):
+class TextFiles(_OnePerFile):
     """UTF-8 text files, one document each.
 
     Args:
-        paths: files, folders (all files below) or globs such as `corpus/**/*.txt`.
+        paths: files, folders (all files below), globs such as `corpus/**/*.txt`, or URLs of those.
         skip_undecodable: leave out files that are not UTF-8 text instead of stopping there.
 
     Raises:
         DataError: on use, when a path matches nothing or a file is not UTF-8 text.
     """
 
-    def __init__(self, paths: list[str], skip_undecodable: bool = False) -> None:
-        if not paths:
-            raise DataError("TextFiles(paths=[]): give at least one file, folder or glob")
-        self.paths = [str(path) for path in paths]
-        self.skip_undecodable = skip_undecodable
+    name = "text"
 
-    @property
-    def name(self) -> str:
-        return "text"
+    def __init__(self, paths: list[str], skip_undecodable: bool = False) -> None:
+        self.paths = checked_paths(self, paths)
+        self.skip_undecodable = skip_undecodable
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -165,24 +171,10 @@ class TextFiles(_LocalFiles):
             "skip_undecodable": self.skip_undecodable,
         }
 
-    def _files(self) -> list[tuple[str, Path]]:
-        import glob
+    def files(self) -> list[SourceFile]:
+        return find(self.paths)
 
-        found: set[Path] = set()
-        for pattern in self.paths:
-            root = Path(pattern)
-            if root.is_dir():
-                matches = [path for path in root.rglob("*") if path.is_file()]
-            else:
-                matches = [Path(path) for path in glob.glob(pattern, recursive=True) if Path(path).is_file()]
-            if not matches:
-                raise DataError(
-                    f"no file matches {pattern!r}: give a file, a folder or a glob that matches something"
-                )
-            found.update(path.absolute() for path in matches)
-        return _relative_names(found)
-
-    def _decode(self, name: str, data: bytes) -> str | None:
+    def decode(self, name: str, data: bytes) -> str | None:
         try:
             text = data.decode()
         except UnicodeDecodeError as error:
@@ -199,9 +191,14 @@ class TextFiles(_LocalFiles):
         )
 
 
-def _relative_names(paths: set[Path]) -> list[tuple[str, Path]]:
-    """Names relative to the deepest common folder: a corpus that is moved keeps its hash."""
-    import os.path
+def checked_paths(owner: Corpus, paths: Sequence[str]) -> list[str]:
+    """The paths as a list of str.
 
-    common = Path(os.path.commonpath([path.parent for path in paths]))
-    return sorted((path.relative_to(common).as_posix(), path) for path in paths)
+    Raises:
+        DataError: none given, or one string in place of a list.
+    """
+    if isinstance(paths, str) or not paths:
+        raise DataError(
+            f"{type(owner).__name__}(paths={paths!r}): give a list of at least one file, folder, glob or URL"
+        )
+    return [str(path) for path in paths]

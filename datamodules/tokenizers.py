@@ -1,5 +1,7 @@
 """Tokenizers: text to token ids and back, always with a BOS token that stands before each document.
 
+Here the base class and those that need no file; pretrained.py has those that come as one.
+
 A tokenizer here is a plain object with a known vocabulary size, so that a model can be built before any data
 is touched; one that is trained on the corpus (`needs_training`) gets its documents later, during preparation.
 """
@@ -101,7 +103,7 @@ class ByteTokenizer(Tokenizer):
         return cls()
 
 
-class _JSONTokenizer(Tokenizer):
+class JSONTokenizer(Tokenizer):
     """What the trained and the given tokenizer.json share: a backend of the `tokenizers` library."""
 
     _backend: Backend | None = None
@@ -125,7 +127,8 @@ class _JSONTokenizer(Tokenizer):
             )
         return self._backend
 
-    def _adopt(self, backend: Backend) -> None:
+    def adopt(self, backend: Backend) -> None:
+        """Use this backend from now on."""
         # Otherwise a document that contains the literal text of a special token would inject its id.
         backend.encode_special_tokens = True
         backend.no_truncation()
@@ -133,7 +136,7 @@ class _JSONTokenizer(Tokenizer):
         self._backend = backend
 
 
-class BPETokenizer(_JSONTokenizer):
+class BPETokenizer(JSONTokenizer):
     """Byte-level BPE trained on the training documents of the corpus; lossless; BOS is id 0.
 
     Args:
@@ -183,7 +186,7 @@ class BPETokenizer(_JSONTokenizer):
             show_progress=progress,
         )
         backend.train_from_iterator(documents, trainer)
-        self._adopt(backend)
+        self.adopt(backend)
 
     def serialized(self) -> tuple[str, bytes]:
         return "tokenizer.json", self._ready().to_str().encode()
@@ -193,69 +196,8 @@ class BPETokenizer(_JSONTokenizer):
         from tokenizers import Tokenizer as Backend
 
         tokenizer = cls(settings["vocab_size"], settings["train_characters"])
-        tokenizer._adopt(Backend.from_file(str(folder / "tokenizer.json")))
+        tokenizer.adopt(Backend.from_file(str(folder / "tokenizer.json")))
         return tokenizer
-
-
-class FileTokenizer(_JSONTokenizer):
-    """Any tokenizer.json of the `tokenizers` library.
-
-    Args:
-        path: the file.
-        bos_token: the token to put before documents, as text. By default the first of the usual names that
-            the file has: <s>, <|bos|>, <bos>, <|begin_of_text|>, [BOS], <|endoftext|>, [CLS].
-
-    Raises:
-        DataError: the file is missing or no tokenizer.json, or the BOS token is unknown (candidates are
-            listed).
-    """
-
-    _USUAL = ("<s>", "<|bos|>", "<bos>", "<|begin_of_text|>", "[BOS]", "<|endoftext|>", "[CLS]")
-
-    def __init__(self, path: str | os.PathLike[str], bos_token: str | None = None) -> None:
-        from tokenizers import Tokenizer as Backend
-
-        self.path = Path(path)
-        if not self.path.is_file():
-            raise DataError(f"no tokenizer file at {self.path}: give the path of a tokenizer.json")
-        self._content = self.path.read_bytes()
-        try:
-            backend = Backend.from_str(self._content.decode())
-        except Exception as error:  # the library raises bare Exception for every malformed file
-            raise DataError(
-                f"{self.path} is not a tokenizer.json of the tokenizers library: {error}"
-            ) from error
-        vocabulary = backend.get_vocab(with_added_tokens=True)
-        candidates = [bos_token] if bos_token is not None else [t for t in self._USUAL if t in vocabulary]
-        if not candidates or candidates[0] not in vocabulary:
-            special = sorted(t.content for t in backend.get_added_tokens_decoder().values())
-            wanted = repr(bos_token) if bos_token is not None else "any of " + " ".join(self._USUAL)
-            raise DataError(
-                f"{self.path} has no BOS token {wanted}; name one by bos_token. Its special tokens are: "
-                f"{', '.join(special[:20]) or 'none'}"
-            )
-        self.bos_token: str = candidates[0]
-        self.bos_id = vocabulary[self.bos_token]
-        self.vocab_size = max(vocabulary.values()) + 1
-        self._adopt(backend)
-
-    @property
-    def name(self) -> str:
-        return f"tokenizer-{self.fingerprint()[:8]}"
-
-    def settings(self) -> dict[str, Any]:
-        return {
-            "class_path": "datamodules.FileTokenizer",
-            "sha256": self.fingerprint(),
-            "bos_token": self.bos_token,
-        }
-
-    def serialized(self) -> tuple[str, bytes]:
-        return "tokenizer.json", self._content
-
-    @classmethod
-    def load(cls, folder: Path, settings: dict[str, Any]) -> Tokenizer:
-        return cls(folder / "tokenizer.json", settings["bos_token"])
 
 
 def load_tokenizer(folder: Path, settings: dict[str, Any]) -> Tokenizer:

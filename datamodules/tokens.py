@@ -16,6 +16,8 @@ from lightning import LightningDataModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 
+import datamodules.pretrained
+import datamodules.records  # noqa: F401  the command line lists the classes that are imported
 from datamodules import manifest as manifests
 from datamodules.checks import check_recipe
 from datamodules.corpora import Corpus, StdlibCorpus

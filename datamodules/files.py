@@ -1,0 +1,191 @@
+"""Source files, local or by URL: which ones a path means, and reading them.
+
+URLs go through fsspec, which needs a package per scheme (s3fs for s3://, gcsfs for gs://; hf:// comes with
+huggingface_hub).
+"""
+
+from __future__ import annotations
+
+import glob
+import io
+import os.path
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from datamodules.errors import DataError
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file of a corpus.
+
+    Args:
+        name: relative to what all files of the corpus share, so that it does not depend on the machine.
+        url: path or URL to open.
+        size: bytes.
+        stamp: changes when the file changes (date or checksum, as the store gives it).
+    """
+
+    name: str
+    url: str
+    size: int
+    stamp: str
+
+
+def find(patterns: Sequence[str], suffixes: tuple[str, ...] = ()) -> list[SourceFile]:
+    """The files that paths, folders, globs and URLs mean, sorted by name, each once.
+
+    Args:
+        patterns: files, folders (everything below), globs (`**` for any depth) or URLs of those.
+        suffixes: of a folder, take only files that end so; all when empty.
+
+    Raises:
+        DataError: a pattern matches nothing, or its store cannot be reached.
+    """
+    found: dict[str, tuple[int, str]] = {}
+    for pattern in patterns:
+        matches = _remote(pattern, suffixes) if "://" in pattern else _local(pattern, suffixes)
+        if not matches:
+            wanted = f" ending in {' or '.join(suffixes)}" if suffixes else ""
+            raise DataError(
+                f"no file{wanted} at {pattern!r}: give a file, a folder, a glob or a URL that matches "
+                "something"
+            )
+        found.update(matches)
+    common = os.path.commonpath([os.path.dirname(url) for url in found])
+    files = [
+        SourceFile(url[len(common) :].lstrip("/"), url, size, stamp) for url, (size, stamp) in found.items()
+    ]
+    return sorted(files, key=lambda file: file.name)
+
+
+def _local(pattern: str, suffixes: tuple[str, ...]) -> dict[str, tuple[int, str]]:
+    root = Path(pattern)
+    paths: Iterable[Path]
+    if root.is_dir():
+        paths = (path for path in root.rglob("*") if path.name.endswith(suffixes or ("",)))
+    elif root.is_file():
+        paths = [root]
+    else:
+        paths = (Path(path) for path in glob.glob(pattern, recursive=True))
+    found = {}
+    for path in paths:
+        if path.is_file():
+            stat = path.stat()
+            found[path.absolute().as_posix()] = (stat.st_size, str(stat.st_mtime_ns))
+    return found
+
+
+def _remote(pattern: str, suffixes: tuple[str, ...]) -> dict[str, tuple[int, str]]:
+    filesystem, path = _filesystem(pattern)
+    try:
+        if glob.has_magic(pattern):
+            details = filesystem.glob(path, detail=True)
+        elif filesystem.isdir(path):
+            details = filesystem.find(path, detail=True)
+            details = {name: info for name, info in details.items() if name.endswith(suffixes or ("",))}
+        elif filesystem.exists(path):
+            details = {path: filesystem.info(path)}
+        else:
+            details = {}
+    except Exception as error:  # every store has exceptions of its own
+        raise DataError(f"cannot list {pattern}: {type(error).__name__}: {error}") from error
+    return {
+        filesystem.unstrip_protocol(name): (int(info["size"] or 0), _remote_stamp(info))
+        for name, info in details.items()
+        if info["type"] == "file"
+    }
+
+
+def _remote_stamp(info: dict[str, Any]) -> str:
+    for key in ("ETag", "etag", "md5Hash", "blob_id", "LastModified", "mtime", "created"):
+        if info.get(key):
+            return str(info[key])
+    return ""
+
+
+def _filesystem(url: str) -> tuple[Any, str]:
+    try:
+        from fsspec.core import url_to_fs
+
+        return url_to_fs(url)
+    except ImportError as error:
+        raise DataError(f"cannot open {url}: {error}") from error
+    except ValueError as error:
+        raise DataError(
+            f"cannot open {url}: {error}. Schemes are those of fsspec, e.g. s3://, gs://, hf://"
+        ) from error
+
+
+def open_binary(url: str) -> IO[bytes]:
+    """Open a path or URL for reading bytes.
+
+    Raises:
+        DataError: it cannot be opened.
+    """
+    try:
+        if "://" not in url:
+            return open(url, "rb")
+        filesystem, path = _filesystem(url)
+        return filesystem.open(path, "rb")
+    except OSError as error:
+        raise DataError(f"cannot read {url}: {error.strerror or error}") from error
+
+
+def open_decompressed(url: str) -> IO[bytes]:
+    """Open for reading, decompressing .gz and .zst on the way.
+
+    Raises:
+        DataError: it cannot be opened, or .zst without the package for it.
+    """
+    raw = open_binary(url)
+    if url.endswith(".gz"):
+        import gzip
+
+        return gzip.open(raw)  # type: ignore[return-value]
+    if url.endswith(".zst"):
+        try:
+            import zstandard
+        except ImportError as error:
+            raise DataError(f"{url} needs the package zstandard: pip install 'looped-lm[data]'") from error
+        return io.BufferedReader(_Zstandard(raw, zstandard.ZstdDecompressor()))
+    return raw
+
+
+class _Zstandard(io.RawIOBase):
+    """Decompressed bytes of a stream of zstandard frames.
+
+    The library's own reader takes a truncated stream for a complete one; here it is an EOFError.
+    """
+
+    def __init__(self, raw: IO[bytes], decompressor: Any) -> None:
+        self._raw = raw
+        self._decompressor = decompressor
+        self._frame: Any = None
+        self._input = self._output = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._output:
+            data = self._input or self._raw.read(2**17)
+            self._input = b""
+            if not data:
+                if self._frame is not None:
+                    raise EOFError("it ends in the middle of a zstandard frame: it is truncated")
+                return 0
+            self._frame = self._frame or self._decompressor.decompressobj()
+            self._output = self._frame.decompress(data)
+            if self._frame.eof:
+                self._input, self._frame = self._frame.unused_data, None
+        taken = self._output[: len(buffer)]
+        buffer[: len(taken)] = taken
+        self._output = self._output[len(taken) :]
+        return len(taken)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()

@@ -1,0 +1,178 @@
+"""Tokenizers that come as a file: tokenizer.json, sentencepiece models, and both from the Hugging Face
+hub."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from datamodules.errors import DataError
+from datamodules.tokenizers import Ids, JSONTokenizer, Tokenizer
+
+
+class FileTokenizer(JSONTokenizer):
+    """Any tokenizer.json of the `tokenizers` library.
+
+    Args:
+        path: the file.
+        bos_token: the token to put before documents, as text. By default the first of the usual names that
+            the file has: <s>, <|bos|>, <bos>, <|begin_of_text|>, [BOS], <|endoftext|>, [CLS].
+
+    Raises:
+        DataError: the file is missing or no tokenizer.json, or the BOS token is unknown (candidates are
+            listed).
+    """
+
+    _USUAL = ("<s>", "<|bos|>", "<bos>", "<|begin_of_text|>", "[BOS]", "<|endoftext|>", "[CLS]")
+
+    def __init__(self, path: str | os.PathLike[str], bos_token: str | None = None) -> None:
+        from tokenizers import Tokenizer as Backend
+
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise DataError(f"no tokenizer file at {self.path}: give the path of a tokenizer.json")
+        self._content = self.path.read_bytes()
+        try:
+            backend = Backend.from_str(self._content.decode())
+        except Exception as error:  # the library raises bare Exception for every malformed file
+            raise DataError(
+                f"{self.path} is not a tokenizer.json of the tokenizers library: {error}"
+            ) from error
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        candidates = [bos_token] if bos_token is not None else [t for t in self._USUAL if t in vocabulary]
+        if not candidates or candidates[0] not in vocabulary:
+            special = sorted(t.content for t in backend.get_added_tokens_decoder().values())
+            wanted = repr(bos_token) if bos_token is not None else "any of " + " ".join(self._USUAL)
+            raise DataError(
+                f"{self.path} has no BOS token {wanted}; name one by bos_token. Its special tokens are: "
+                f"{', '.join(special[:20]) or 'none'}"
+            )
+        self.bos_token: str = candidates[0]
+        self.bos_id = vocabulary[self.bos_token]
+        self.vocab_size = max(vocabulary.values()) + 1
+        self.adopt(backend)
+
+    @property
+    def name(self) -> str:
+        return f"tokenizer-{self.fingerprint()[:8]}"
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "class_path": "datamodules.FileTokenizer",
+            "sha256": self.fingerprint(),
+            "bos_token": self.bos_token,
+        }
+
+    def serialized(self) -> tuple[str, bytes]:
+        return "tokenizer.json", self._content
+
+    @classmethod
+    def load(cls, folder: Path, settings: dict[str, Any]) -> Tokenizer:
+        return cls(folder / "tokenizer.json", settings["bos_token"])
+
+
+class HubTokenizer(FileTokenizer):
+    """The tokenizer.json of a Hugging Face repository; fetched once, then taken from the hub's own cache.
+
+    Args:
+        repository: such as `HuggingFaceTB/SmolLM2-135M`.
+        revision: commit, branch or tag.
+        bos_token: see FileTokenizer.
+
+    Raises:
+        DataError: it cannot be fetched, or see FileTokenizer.
+    """
+
+    def __init__(self, repository: str, revision: str | None = None, bos_token: str | None = None) -> None:
+        # Comes with litdata; imported here because it takes a while.
+        from huggingface_hub import hf_hub_download
+
+        try:
+            path = hf_hub_download(repository, "tokenizer.json", revision=revision)
+        except Exception as error:  # unknown names, missing rights, no network: many types
+            raise DataError(
+                f"cannot fetch tokenizer.json of {repository!r}: {type(error).__name__}: {error}. Where "
+                "there is no network, give the file by FileTokenizer"
+            ) from error
+        super().__init__(path, bos_token)
+
+
+class SentencePieceTokenizer(Tokenizer):
+    """A sentencepiece .model, as Llama-2 has one (extra `data`).
+
+    Args:
+        path: the file.
+
+    Raises:
+        DataError: the file is missing or no model, it has no BOS piece, or sentencepiece is not installed.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise DataError(f"no tokenizer file at {self.path}: give the path of a sentencepiece .model")
+        self._content = self.path.read_bytes()
+        self._processor = self._open()
+        self.vocab_size = self._processor.get_piece_size()
+        self.bos_id = self._processor.bos_id()
+        if self.bos_id < 0:
+            raise DataError(
+                f"{self.path} was trained without a BOS piece, and documents are told apart by it"
+            )
+
+    def _open(self) -> Any:
+        try:
+            import sentencepiece
+        except ImportError as error:
+            raise DataError(
+                f"{self.path} needs the package sentencepiece: pip install 'looped-lm[data]'"
+            ) from error
+        try:
+            return sentencepiece.SentencePieceProcessor(model_proto=self._content)
+        except Exception as error:  # the library raises RuntimeError or its own types by version
+            raise DataError(f"{self.path} is not a sentencepiece model: {error}") from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_processor"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._processor = self._open()
+
+    @property
+    def name(self) -> str:
+        return f"sentencepiece-{self.fingerprint()[:8]}"
+
+    def settings(self) -> dict[str, Any]:
+        return {"class_path": "datamodules.SentencePieceTokenizer", "sha256": self.fingerprint()}
+
+    def encode(self, texts: Sequence[str]) -> list[Ids]:
+        threads = 1 if os.environ.get("TOKENIZERS_PARALLELISM") == "false" else -1
+        # User-defined and control symbols in a text are matched as text: sentencepiece never maps text to
+        # BOS.
+        return [
+            np.asarray(ids, dtype=np.int64)
+            for ids in self._processor.encode(list(texts), num_threads=threads)
+        ]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        parts: list[str] = []
+        run: list[int] = []
+        for token in [*map(int, ids), self.bos_id]:
+            if token != self.bos_id:
+                run.append(token)
+                continue
+            parts.append(self._processor.decode(run))
+            run = []
+        return self._processor.id_to_piece(self.bos_id).join(parts)
+
+    def serialized(self) -> tuple[str, bytes]:
+        return "tokenizer.model", self._content
+
+    @classmethod
+    def load(cls, folder: Path, settings: dict[str, Any]) -> Tokenizer:
+        return cls(folder / "tokenizer.model")
