@@ -1,0 +1,41 @@
+"""Fixtures shared by the tests."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
+# One process of two threads is as fast here as it gets; more only wait for each other.
+torch.set_num_threads(min(2, torch.get_num_threads()))
+
+
+@pytest.fixture
+def run_cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """Run `python -m looped_lm ARGS` inside this process; returns the exit status and all it printed."""
+
+    def run(*args: str) -> tuple[int, str]:
+        from looped_lm.__main__ import cli
+
+        monkeypatch.setattr(sys, "argv", ["looped_lm", *args])
+        capfd.readouterr()
+        try:
+            status = cli(list(args))
+        except SystemExit as stop:
+            status = int(stop.code or 0)
+        captured = capfd.readouterr()
+        return status, captured.out + captured.err
+
+    return run
+
+
+@pytest.fixture
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -1,0 +1,151 @@
+"""MuonH and AdamW against independent implementations."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from looped_lm import LinearInjection, MuonH
+from looped_lm.accounting import parameter_roles
+from looped_lm.optim import orthogonalisation_dtype, orthogonalise
+from tests.reference import muonh as reference
+from tests.tiny import tiny_lm, tiny_model
+
+SHAPES = [(24, 24), (24, 24), (24, 96), (96, 24), (24, 48)]
+
+
+def matrices(seed: int = 0) -> list[torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
+
+
+def named(params: list[torch.nn.Parameter]) -> list[tuple[str, torch.nn.Parameter]]:
+    return [(f"w{i}", p) for i, p in enumerate(params)]
+
+
+def test_twenty_steps_agree_with_the_formulas_in_float64() -> None:
+    params = matrices()
+    optimizer = MuonH([{"params": named(params), "role": "matrix", "lr": 0.02}])
+    weights = [p.detach().double().numpy() for p in params]
+    norms = [float(np.linalg.norm(w)) for w in weights]
+    buffers = [np.zeros_like(w) for w in weights]
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(20):
+        for i, p in enumerate(params):
+            p.grad = torch.randn(p.shape, generator=generator)
+            weights[i], buffers[i] = reference.muonh_step(
+                weights[i], p.grad.double().numpy(), buffers[i], 0.02, norms[i]
+            )
+        optimizer.step()
+    for p, weight, norm in zip(params, weights, norms, strict=True):
+        got = p.detach().double().numpy()
+        assert np.linalg.norm(got - weight) <= 1e-4 * np.linalg.norm(weight)
+        assert np.linalg.norm(got) == pytest.approx(norm, rel=1e-5)
+
+
+def test_orthogonalisation_equals_the_reference_for_wide_tall_and_square() -> None:
+    for p in matrices():
+        expected = reference.orthogonalise(p.detach().double().numpy())
+        got = orthogonalise(p.detach().unsqueeze(0))[0]
+        np.testing.assert_allclose(got.numpy(), expected, atol=2e-5)
+
+
+def test_orthogonalisation_runs_in_fp32_on_cpus() -> None:
+    """Trap 7: bf16 products can run about 90 times slower there."""
+    assert orthogonalisation_dtype(torch.device("cpu")) is torch.float32
+
+
+def test_a_zero_gradient_moves_nothing() -> None:
+    params = matrices()
+    before = [p.detach().clone() for p in params]
+    optimizer = MuonH([{"params": named(params), "role": "matrix", "lr": 0.02}])
+    for p in params:
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    for p, old in zip(params, before, strict=True):
+        torch.testing.assert_close(p.detach(), old, rtol=1e-6, atol=1e-6)
+        assert bool(torch.isfinite(p).all())
+
+
+def test_a_zero_matrix_is_refused_by_name() -> None:
+    """F11: it could never leave the origin of its sphere."""
+    lm = tiny_lm()
+    with torch.no_grad():
+        lm.model.block[0].attn.out.weight.zero_()
+    with pytest.raises(ValueError, match="block.0.attn.out.weight starts with norm 0.0"):
+        lm.configure_optimizers()
+
+
+def test_a_vector_in_a_matrix_group_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"bias has shape \(3,\)"):
+        MuonH([{"params": [("bias", torch.nn.Parameter(torch.ones(3)))], "role": "matrix"}])
+
+
+def test_groups_without_roles_are_refused() -> None:
+    with pytest.raises(ValueError, match="carry `role`"):
+        MuonH([{"params": matrices()}])
+
+
+def test_the_adamw_part_equals_torchs() -> None:
+    ours = [torch.nn.Parameter(torch.randn(5, 7)), torch.nn.Parameter(torch.randn(9))]
+    theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
+    optimizer = MuonH([{"params": ours, "role": "norm", "lr": 0.01}])
+    expected = torch.optim.AdamW(theirs, lr=0.01, betas=(0.8, 0.95), eps=1e-10, weight_decay=0.0)
+    for step in range(20):
+        generator = torch.Generator().manual_seed(step)
+        for a, b in zip(ours, theirs, strict=True):
+            a.grad = torch.randn(a.shape, generator=generator)
+            b.grad = a.grad.clone()
+        optimizer.step()
+        expected.step()
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def test_state_is_whole_and_keeps_the_initial_norms() -> None:
+    """A loaded optimizer goes on as the saved one would have: momentum, averages and radii."""
+
+    def train(lm: Any, optimizer: Any, steps: range) -> None:
+        for step in steps:
+            generator = torch.Generator().manual_seed(step)
+            for p in lm.model.parameters():
+                p.grad = torch.randn(p.shape, generator=generator)
+            optimizer.step()
+
+    one = tiny_lm()
+    optimizer = one.configure_optimizers()["optimizer"]
+    train(one, optimizer, range(3))
+    # state_dict shares its tensors with the optimizer; a file would not.
+    saved, weights = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(one.state_dict())
+    other = tiny_lm()
+    other.load_state_dict(weights)
+    resumed = other.configure_optimizers()["optimizer"]
+    resumed.load_state_dict(saved)
+    for group, loaded in zip(optimizer.param_groups, resumed.param_groups, strict=True):
+        assert group.get("initial_norms") == loaded.get("initial_norms")
+    train(one, optimizer, range(3, 6))
+    train(other, resumed, range(3, 6))
+    for a, b in zip(one.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_parameters_without_gradient_are_left_alone() -> None:
+    params = matrices()
+    optimizer = MuonH([{"params": named(params), "role": "matrix", "lr": 0.1}])
+    before = params[1].detach().clone()
+    params[0].grad = torch.randn_like(params[0])
+    optimizer.step()
+    assert torch.equal(params[1], before)
+
+
+def test_the_injection_matrix_is_muonhs() -> None:
+    assert parameter_roles(tiny_model(injection=LinearInjection))["injection.proj.weight"] == "matrix"
+
+
+def test_momentum_out_of_range_is_refused() -> None:
+    with pytest.raises(ValueError, match="momentum is 1.0"):
+        MuonH([{"params": matrices(), "role": "matrix"}], momentum=1.0)
