@@ -1,0 +1,268 @@
+"""Everything that a report says, computed once into plain JSON types (F36): text, figures and pages read
+only this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from fitting import allocation, diagnostics
+from fitting.errors import FitError
+from fitting.fits import fit, fit_architectures
+from fitting.laws import AdditiveLaw, ChinchillaLaw, JointLaw, Law
+from fitting.multipliers import FixedPower, Power
+from fitting.profile import profile_curve
+from fitting.resampling import bootstrap
+from fitting.results import FitResult
+from fitting.runs import Runs
+from fitting.splits import INJECTION_ONCE, PAPER, REGRESSED
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How an analysis is computed."""
+
+    starts: int = 500
+    seed: int = 0
+    resamples: int = 200
+    """Bootstrap resamples; 0 leaves intervals, profile and rival laws out."""
+    rivals: bool = True
+    all_splits: bool = False
+    workers: int | None = None
+
+
+def analyse(
+    runs: Runs,
+    law: Law | None = None,
+    settings: Settings | None = None,
+    *,
+    without_exclusions: Runs | None = None,
+    progress: Progress = lambda _: None,
+) -> dict[str, Any]:
+    """Fit, question and apply a law; returns the content of fit.json.
+
+    `without_exclusions` is the table before runs were excluded by a rule: the fit is then also made with
+    them (F38). Raises `FitError` when the law is not identified by the runs.
+    """
+    law = law if law is not None else JointLaw()
+    settings = settings or Settings()
+    search: dict[str, Any] = {"starts": settings.starts, "seed": settings.seed, "workers": settings.workers}
+    progress(f"fitting {law.name}, split {law.split.name}, {settings.starts} starts")
+    result = fit(runs, law, **search)
+    out: dict[str, Any] = {"schema_version": 1, "settings": asdict(settings), "data": _data(runs, result)}
+    name = parameter_of_interest(result)
+    out["parameter_of_interest"] = name
+    if without_exclusions is not None and len(without_exclusions) != len(runs):
+        progress("fitting again with the excluded runs")
+        everything = fit(without_exclusions, law, **search)
+        out["with_excluded_runs"] = {"runs": everything.runs, "parameters": everything.parameters}
+    if settings.resamples:
+        progress(
+            f"bootstrap, {settings.resamples} resamples of {runs.cell_count} cells and of {len(runs)} runs"
+        )
+        result = bootstrap(
+            runs, result, resamples=settings.resamples, seed=settings.seed, workers=settings.workers
+        )
+        curve = profile_curve(result, result.law.inputs(runs), np.log(runs.val_loss), name, settings.workers)
+        out["profile"] = {"values": curve.values.tolist(), "statistic": curve.statistic.tolist()}
+    out["fit"] = result.to_dict() | _multipliers(result, runs)
+    if _is_power(result.law):
+        out["splits"] = _splits(runs, result, settings, search, progress)
+        out["restricted"] = _restricted(runs, result.law, search, progress)
+    progress("Chinchilla law per r")
+    out["chinchilla"] = _chinchilla(runs, search)
+    progress("budget halves and leaving groups out")
+    out["halves"] = diagnostics.halves(runs, law, **search)
+    out["leave_out"] = {
+        group: diagnostics.leave_out(runs, result, labels, settings.workers)
+        for group, labels in (("budget", runs.budget), ("r", runs.r), ("cell", runs.cell))
+        if len(np.unique(labels)) > 2
+    }
+    out["residuals"] = {
+        "by_r": diagnostics.residual_summary(result.residuals, runs.r),
+        "by_budget": diagnostics.residual_summary(result.residuals, runs.budget),
+        "scatter": asdict(diagnostics.scatter(result.log_residuals, runs.cell, len(result.theta))),
+    }
+    if settings.rivals and settings.resamples and isinstance(result.law, JointLaw):
+        progress("rival laws")
+        rivals = diagnostics.rival_laws(law.split)
+        out["laws"] = diagnostics.compare_laws(runs, rivals, **search)
+    progress("allocation")
+    out["allocation"] = _allocation(runs, result, out["chinchilla"])
+    return out
+
+
+def parameter_of_interest(result: FitResult) -> str:
+    """phi where the law has one, else its last parameter."""
+    return "phi" if "phi" in result.parameters else list(result.parameters)[-1]
+
+
+def _is_power(law: Law) -> bool:
+    return isinstance(law, JointLaw) and type(law.multiplier) is Power
+
+
+def _data(runs: Runs, result: FitResult) -> dict[str, Any]:
+    x = result.law.inputs(runs)
+    predicted = runs.val_loss - result.residuals
+    points = [
+        {
+            "source": str(runs.source[i]), "r": float(runs.r[i]), "d_model": float(runs.d_model[i]),
+            "budget": float(runs.budget[i]), "n": float(runs.n_total[i]), "n_once": float(x.n_once[i]),
+            "n_rec": float(x.n_rec[i]), "n_at_r1": float(runs.n_at_r1[i]), "tokens": float(runs.tokens[i]),
+            "flops_per_token": float(runs.flops_per_token[i]), "loss": float(runs.val_loss[i]),
+            "predicted": float(predicted[i]), "residual": float(result.residuals[i]), "cell": int(runs.cell[i]),
+        }
+        for i in range(len(runs))
+    ]  # fmt: skip
+    labels = list(dict.fromkeys(runs.architecture.tolist()))
+    return {
+        "runs": len(runs),
+        "recurrences": runs.recurrences.tolist(),
+        "budgets": np.unique(runs.budget).tolist(),
+        "cells": runs.cell_count,
+        "flops_convention": runs.flops_convention,
+        "architectures": labels,
+        "tokens_per_parameter": [float(f(runs.tokens / runs.n_total)) for f in (np.min, np.max)],
+        "excluded": [asdict(gone) for gone in runs.excluded],
+        "points": points,
+    }
+
+
+def common_width(runs: Runs) -> float:
+    """The width with most runs among those that all r share (else among all)."""
+    shared = [
+        d
+        for d in np.unique(runs.d_model)
+        if len(np.unique(runs.r[runs.d_model == d])) == len(runs.recurrences)
+    ]
+    candidates = shared or np.unique(runs.d_model).tolist()
+    return float(max(candidates, key=lambda d: ((runs.d_model == d).sum(), -d)))
+
+
+def effective_ratios(
+    runs: Runs, law: Law, theta: np.ndarray, width: float | None = None
+) -> list[dict[str, float]]:
+    """(N_once + m·N_rec)/N(r=1) at one width, per r: hardly depends on where the injection is counted.
+
+    Also the unique-parameter ratio N(r)/N(r=1) and the forward FLOPs per token relative to the smallest r.
+    """
+    width = common_width(runs) if width is None else width
+    x = law.inputs(runs)
+    rows = []
+    for r in runs.recurrences:
+        found = np.flatnonzero((runs.r == r) & (runs.d_model == width))
+        if not len(found):
+            continue
+        i = found[:1]
+        size = runs.n_total[i]
+        if isinstance(law, AdditiveLaw):
+            size = np.exp(law.effective_size(theta[None, 5:], x.take(i))[0][0])
+        rows.append(
+            {
+                "r": float(r),
+                "d_model": width,
+                "effective": float(size[0] / runs.n_at_r1[i][0]),
+                "unique": float(runs.n_total[i][0] / runs.n_at_r1[i][0]),
+                "flops_per_token": float(runs.flops_per_token[i][0]),
+            }
+        )
+    return rows
+
+
+def _multipliers(result: FitResult, runs: Runs) -> dict[str, Any]:
+    return {"effective_ratios": effective_ratios(runs, result.law, result.theta)}
+
+
+def _splits(
+    runs: Runs, result: FitResult, settings: Settings, search: dict[str, Any], progress: Progress
+) -> list[dict[str, Any]]:
+    chosen = [PAPER, INJECTION_ONCE, REGRESSED] if settings.all_splits else []
+    rows = []
+    for split in [result.law.split, *[s for s in chosen if s is not result.law.split]]:
+        row: dict[str, Any] = {"split": split.name, "description": split.description}
+        try:
+            if split is result.law.split:
+                other = result
+            else:
+                progress(f"split {split.name}")
+                other = fit(runs, JointLaw(split=split), **search)
+                if settings.resamples:
+                    other = bootstrap(
+                        runs, other, resamples=settings.resamples, seed=settings.seed, names=["phi"],
+                        workers=settings.workers,
+                    )  # fmt: skip
+            row |= other.to_dict() | {"effective_ratios": effective_ratios(runs, other.law, other.theta)}
+        except FitError as error:
+            row |= {"status": "undefined", "message": str(error)}
+        rows.append(row)
+    return rows
+
+
+def _restricted(runs: Runs, law: Law, search: dict[str, Any], progress: Progress) -> list[dict[str, Any]]:
+    rows = []
+    for phi in (0.0, 1.0):
+        progress(f"restricted fit phi = {phi:g}")
+        rows.append({"phi": phi} | fit(runs, JointLaw(FixedPower(phi), law.split), **search).to_dict())
+    return rows
+
+
+def _chinchilla(runs: Runs, search: dict[str, Any]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for r in runs.recurrences:
+        try:
+            alone = fit_architectures(runs.take(runs.r == r), **search)[float(r)]
+            rows.append({"r": float(r), "theta": alone.theta.tolist()} | alone.to_dict())
+        except FitError as error:
+            rows.append({"r": float(r), "status": "not identified", "message": str(error)})
+    return rows
+
+
+def _allocation(runs: Runs, result: FitResult, chinchilla: list[dict[str, Any]]) -> dict[str, Any]:
+    budgets = np.unique(runs.budget)
+    curves = allocation.parabolas(runs, result.law)
+    minima = [c.optimum for c in curves]
+    rows: list[dict[str, Any]] = []
+    joint_optima: list[allocation.Optimum] = []
+    for own in chinchilla:
+        r = own["r"]
+        row: dict[str, Any] = {"r": r}
+        try:
+            widths = allocation.Widths.of(runs, result.law, r)
+        except FitError as error:
+            rows.append(row | {"refusal": str(error)})
+            continue
+        joint = [allocation.law_optimum(result.law, result.theta, widths, c) for c in budgets]
+        joint_optima += joint
+        row |= {
+            "exact_flops": widths.exact,
+            "flops_slope": widths.slope,
+            "from_joint_law": {
+                "optima": [asdict(o) for o in joint],
+                "exponents": allocation.exponents(joint),
+            },
+            "from_parabolas": {"exponents": allocation.exponents([o for o in minima if o.r == r])},
+        }
+        if "theta" in own:
+            law = ChinchillaLaw()
+            alone = [allocation.law_optimum(law, np.array(own["theta"]), widths, c) for c in budgets]
+            alpha, beta = own["parameters"]["alpha"], own["parameters"]["beta"]
+            row["from_own_chinchilla"] = {
+                "closed_form_exponents": allocation.closed_form_exponents(alpha, beta, widths.slope),
+                "optima": [asdict(o) for o in alone],
+                "exponents": allocation.exponents(alone),
+            }
+        rows.append(row)
+    return {
+        "parabolas": [asdict(c) for c in curves],
+        "per_r": rows,
+        "frontier_gaps": {
+            "parabolas": allocation.frontier_gaps(minima),
+            "joint_law": allocation.frontier_gaps(joint_optima),
+        },
+    }

@@ -1,0 +1,186 @@
+"""What the commands share: options for runs and laws, progress, output, exit statuses. Loads nothing heavy
+by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fitting.laws import Law
+    from fitting.runs import Runs
+
+OK, NOT_TRUSTED, BAD_INPUT = 0, 1, 2
+
+# Short names of the shipped laws; any other value of --law is a class path.
+LAW_NAMES: dict[str, str] = {
+    "joint": "phi free (default)",
+    "chinchilla": "one architecture, no r",
+    "per-r": "a free multiplier for each r",
+    "saturating": "1 + c(1 - r^-k)",
+    "log": "1 + c·log r",
+    "drift-flops": "phi linear in log C",
+    "drift-tokens": "phi linear in log D",
+}
+
+
+def add_run_options(parser: argparse.ArgumentParser, runs: bool = True) -> None:
+    """Which runs are read and which of them are used."""
+    if runs:
+        parser.add_argument(
+            "runs", nargs="+", metavar="RUNS", help="run records, folders of them, or CSV files"
+        )
+    parser.add_argument(
+        "--where", action="append", default=[], metavar="RULE", help="use only runs such as 'budget<=4.64e18'"
+    )
+    parser.add_argument(
+        "--exclude", action="append", default=[], metavar="RULE",
+        help="leave runs out by a rule such as 'val_loss>4'; they are listed, and phi is given with them too",
+    )  # fmt: skip
+
+
+def add_law_options(parser: argparse.ArgumentParser) -> None:
+    """Which law, and how the injection is counted."""
+    listed = ", ".join(f"{name} ({what})" for name, what in LAW_NAMES.items())
+    parser.add_argument("--law", default="joint", help=f"{listed}, or the class path of a law of your own")
+    parser.add_argument("--phi", type=float, help="fix phi of the joint law to this value")
+    parser.add_argument("--split", default="paper", help="where the injection is counted (default: paper)")
+
+
+def add_search_options(parser: argparse.ArgumentParser, starts: int = 500, resamples: int = 200) -> None:
+    """How hard to search and how often to resample."""
+    parser.add_argument("--starts", type=int, default=starts, help=f"starts of every fit (default: {starts})")
+    parser.add_argument(
+        "--bootstrap", type=int, default=resamples, metavar="N",
+        help=f"resamples of every bootstrap, 0 for none (default: {resamples})",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0, help="seed of starts and resamples (default: 0)")
+    parser.add_argument(
+        "--workers", type=int, help="threads (default: all cores; results do not depend on it)"
+    )
+
+
+def add_output_options(parser: argparse.ArgumentParser, report: bool = True) -> None:
+    """Where results go."""
+    parser.add_argument("--json", action="store_true", help="print JSON in place of tables")
+    parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    if report:
+        parser.add_argument(
+            "--report",
+            type=Path,
+            metavar="DIR",
+            help="write report.md, report.html, fit.json and figures there",
+        )
+        parser.add_argument("--overwrite", action="store_true", help="let --report replace an earlier report")
+
+
+def select(runs: Runs, options: argparse.Namespace) -> tuple[Runs, Runs]:
+    """The runs to fit, and the same before --exclude. Raises `FitError`."""
+    from fitting.errors import FitError
+
+    chosen = runs.where(*options.where)
+    kept = chosen.exclude(*options.exclude)
+    if not len(kept):
+        raise FitError(f"No run is left of {len(runs)} after --where and --exclude. Loosen the rules")
+    return kept, chosen
+
+
+def law_of(options: argparse.Namespace) -> Law:
+    """The law that --law, --phi and --split describe. Raises `FitError`."""
+    from fitting import laws, multipliers
+    from fitting.errors import FitError
+    from fitting.splits import split_named
+
+    split = split_named(options.split)
+    if options.phi is not None:
+        if options.law != "joint":
+            raise FitError(
+                f"--phi fixes the exponent of the joint law and says nothing to --law {options.law}"
+            )
+        return laws.JointLaw(multipliers.FixedPower(options.phi), split)
+    shipped: dict[str, Callable[[], Law]] = {
+        "joint": lambda: laws.JointLaw(split=split),
+        "chinchilla": laws.ChinchillaLaw,
+        "per-r": lambda: laws.JointLaw(multipliers.PerRecurrence(), split),
+        "saturating": lambda: laws.JointLaw(multipliers.Saturating(), split),
+        "log": lambda: laws.JointLaw(multipliers.LogGrowth(), split),
+        "drift-flops": lambda: laws.JointLaw(multipliers.DriftingPower(), split),
+        "drift-tokens": lambda: laws.JointLaw(multipliers.TokenDriftingPower(), split),
+    }
+    if options.law in shipped:
+        return shipped[options.law]()
+    return _user_law(options.law, split)
+
+
+def _user_law(path: str, split: Any) -> Law:
+    from fitting.errors import FitError
+    from fitting.laws import Law
+
+    module_name, _, class_name = path.rpartition(".")
+    if not module_name:
+        raise FitError(
+            f"There is no law {path!r}. Use one of {', '.join(LAW_NAMES)}, or a class path like mylaws.MyLaw"
+        )
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(import_module(module_name), class_name)
+    except ImportError as error:
+        raise FitError(
+            f"--law {path}: {error}. Check the class path; the working folder is searched first"
+        ) from None
+    except AttributeError:
+        raise FitError(f"--law {path}: the module {module_name} has no {class_name}") from None
+    if not (isinstance(found, type) and issubclass(found, Law)):
+        raise FitError(f"--law {path} is no subclass of fitting.Law")
+    try:
+        law = found()
+    except TypeError as error:
+        raise FitError(
+            f"--law {path} cannot be made without arguments ({error}). Give them defaults"
+        ) from None
+    law.split = split
+    law.name = law.name or class_name
+    return law
+
+
+def progress(options: argparse.Namespace) -> Callable[[str], None]:
+    """Lines on stderr with the seconds so far, so that stdout stays a result."""
+    start = time.monotonic()
+
+    def say(what: str) -> None:
+        if not options.quiet:
+            print(f"[{time.monotonic() - start:5.1f} s] {what}", file=sys.stderr, flush=True)
+
+    return say
+
+
+def print_json(value: Any) -> None:
+    """JSON on stdout; NaN becomes null."""
+    print(json.dumps(plain(value), indent=2, allow_nan=False))
+
+
+def plain(value: Any) -> Any:
+    """The value with non-finite numbers as null, which is what JSON has for them."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and value - value != 0:
+        return None
+    return value
+
+
+def verdict(doubts: Iterable[str]) -> int:
+    """Print every reason for doubt to stderr; the exit status."""
+    found = list(doubts)
+    for doubt in found:
+        print(f"not to be trusted: {doubt}", file=sys.stderr)
+    return NOT_TRUSTED if found else OK

@@ -1,0 +1,42 @@
+"""Fit the shipped grid of the paper and print every value beside the published one.
+
+With --bootstrap N also the intervals under each split.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from fitting.commands import common
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `python -m fitting published`."""
+    common.add_search_options(parser, starts=200, resamples=0)
+    common.add_output_options(parser, report=False)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Fit the grid and print the comparison."""
+    from fitting.published import load_grid, reference
+    from fitting.published.comparison import published_fits, sections
+
+    found = published_fits(
+        load_grid(),
+        starts=options.starts,
+        seed=options.seed,
+        resamples=options.bootstrap,
+        workers=options.workers,
+        progress=common.progress(options),
+    )
+    if options.json:
+        common.print_json({"fitted": found, "published": reference()})
+    else:
+        print("\n\n".join(section.text() for section in sections(found, reference())))
+    return common.verdict(_doubts(found))
+
+
+def _doubts(found: dict[str, Any]) -> list[str]:
+    fits = [*found["chinchilla"].values(), *(row["fit"] for row in found["joint"])]
+    return [f"{fit['law']}, {fit['split']}: {fit['message']}" for fit in fits if fit["status"] != "ok"]
