@@ -8,6 +8,7 @@ workers.
 from __future__ import annotations
 
 import io
+import os
 import sysconfig
 import tokenize
 from abc import ABC, abstractmethod
@@ -124,20 +125,20 @@ class StdlibCorpus(_OnePerFile):
 
     def files(self) -> list[SourceFile]:
         root = Path(sysconfig.get_paths()["stdlib"])
-        installed = {"site-packages", "dist-packages"}
-        paths = [path for path in root.rglob("*.py") if path.is_file()]
-        relative = {path.relative_to(root).as_posix(): path for path in paths}
-        names = sorted(name for name in relative if not installed.intersection(name.split("/")))
-        if not names:
+        found = []
+        for folder, below, names in os.walk(root):
+            # Pruned here and not filtered afterwards: installed packages are often many more files.
+            below[:] = [name for name in below if name not in ("site-packages", "dist-packages")]
+            for path in (Path(folder, name) for name in names if name.endswith(".py")):
+                stat = path.stat()
+                name = path.relative_to(root).as_posix()
+                found.append(SourceFile(name, str(path), stat.st_size, str(stat.st_mtime_ns)))
+        if not found:
             raise DataError(
                 f"the standard library at {root} holds no .py files (some distributions ship it without "
                 "source): give another corpus, e.g. datamodules.TextFiles"
             )
-        stats = {name: relative[name].stat() for name in names}
-        return [
-            SourceFile(name, str(relative[name]), stats[name].st_size, str(stats[name].st_mtime_ns))
-            for name in names
-        ]
+        return sorted(found, key=lambda file: file.name)
 
     def decode(self, name: str, data: bytes) -> str | None:
         try:

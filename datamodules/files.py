@@ -54,9 +54,11 @@ def find(patterns: Sequence[str], suffixes: tuple[str, ...] = ()) -> list[Source
                 "something"
             )
         found.update(matches)
-    common = os.path.commonpath([os.path.dirname(url) for url in found])
+    # commonprefix works on any sequences: here on lists of folder names.
+    common = os.path.commonprefix([url.split("/")[:-1] for url in found])
     files = [
-        SourceFile(url[len(common) :].lstrip("/"), url, size, stamp) for url, (size, stamp) in found.items()
+        SourceFile("/".join(url.split("/")[len(common) :]), url, size, stamp)
+        for url, (size, stamp) in found.items()
     ]
     return sorted(files, key=lambda file: file.name)
 

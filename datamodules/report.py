@@ -31,7 +31,7 @@ def summary(folder: Path, manifest: dict[str, Any]) -> str:
             f"  {split:<10} {part['documents']:,} documents, {part['tokens_in']:,} tokens -> "
             f"{part['rows']:,} rows, {part['tokens']:,} tokens ({part['fill']:.2%} kept, "
             f"{part['tokens_cropped']:,} cropped, {part['tokens_unfilled']:,} in a last unfilled row), "
-            f"{len(part['chunks'])} chunks"
+            f"chunks: {len(part['chunks'])}"
         )
     if manifest["documents_empty"]:
         lines.append(f"  left out   {manifest['documents_empty']:,} documents without a token")

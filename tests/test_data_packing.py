@@ -79,7 +79,8 @@ def test_ties_go_to_the_earliest_arrival():
 
 
 def test_the_buffer_is_refilled_before_a_row_and_not_within():
-    # The 3 arrives when the first row has begun: it would fit there, but the row is filled from 7 and 5 alone.
+    # The 3 arrives when the first row has begun: it would fit there, but the row is filled from 7 and 5
+    # alone.
     rows = list(pack([7, 5, 3, 6], 10, 2))
     assert rows[0] == [(0, 7), (1, 3)]
     # An empty buffer is refilled even within a row, or rows could never be filled.
@@ -91,7 +92,9 @@ def test_a_last_row_that_cannot_be_filled_is_dropped():
     assert list(pack([], 8, 10)) == []
 
 
-@pytest.mark.parametrize(("lengths", "row_length", "buffer"), [([0], 4, 2), ([-1], 4, 2), ([1], 0, 2), ([1], 4, 0)])
+@pytest.mark.parametrize(
+    ("lengths", "row_length", "buffer"), [([0], 4, 2), ([-1], 4, 2), ([1], 0, 2), ([1], 4, 0)]
+)
 def test_nonsense_is_refused(lengths, row_length, buffer):
     with pytest.raises(DataError, match="at least 1"):
         list(pack(lengths, row_length, buffer))

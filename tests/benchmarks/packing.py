@@ -29,7 +29,9 @@ def main(documents: int) -> None:
     plain = plain_pack(lengths, 2049, 1000)
     slow = time.perf_counter() - start
     print(f"{documents:,} documents, mean {np.mean(lengths):.0f} tokens -> {len(rows):,} rows")
-    print(f"plain {slow:.2f} s, ours {fast:.3f} s: {slow / fast:.0f} times as fast; identical: {rows == plain}")
+    print(
+        f"plain {slow:.2f} s, ours {fast:.3f} s: {slow / fast:.0f} times as fast; identical: {rows == plain}"
+    )
 
 
 if __name__ == "__main__":
