@@ -74,7 +74,7 @@ class FlopsMonitor(L.Callback):
         half_step = 0.5 * pl_module.batch_tokens * pl_module.flops_per_token
         if budget is not None and self.flops >= budget - half_step:
             trainer.should_stop = True
-        if pl_module.logs_this_step():
+        if pl_module.logs_step(trainer.global_step):
             self._log(trainer, pl_module)
 
     def _log(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:

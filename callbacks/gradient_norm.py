@@ -16,8 +16,7 @@ class GradientNorm(L.Callback):
     def on_before_optimizer_step(  # type: ignore[override]
         self, trainer: L.Trainer, pl_module: LoopedLM, optimizer: Any
     ) -> None:
-        every = trainer.log_every_n_steps
-        if every == 0 or (trainer.global_step + 1) % every:
+        if not pl_module.logs_step(trainer.global_step + 1):
             return
         gradients = [p.grad for p in pl_module.parameters() if p.grad is not None]
         norms = torch._foreach_norm(gradients)

@@ -13,27 +13,39 @@ from looped_lm import LoopedLM
 class DivergenceGuard(L.Callback):
     """Stops when the logged training loss, reduced over ranks, or the validation loss is not finite.
 
-    Checked at logging steps, where the loss comes to the host anyway; every rank sees the same value and stops. The
-    checkpoints before it stay; the run record says `diverged`.
+    Losses are checked where they come to the host anyway; every rank sees the same value and stops. Checkpoints are
+    written after this check, and never with weights that are not finite, so the last one is good; the run record says
+    `diverged`.
 
     Raises:
         FloatingPointError: naming loss and step.
     """
 
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
-        # The module logs the loss after this callback's on_train_batch_end; it is seen at the next batch.
-        self._check(trainer, "train/loss")
+    def on_train_batch_end(  # type: ignore[override]
+        self, trainer: L.Trainer, pl_module: LoopedLM, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if pl_module.logs_step(trainer.global_step):
+            self._check(trainer, "train/loss")
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:  # type: ignore[override]
-        self._check(trainer, "train/loss")
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._check(trainer, "val/loss")
+
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        for name, p in pl_module.named_parameters():
+            if not bool(torch.isfinite(p).all()):
+                self._stop(trainer, f"{name} is not finite")
 
     def _check(self, trainer: L.Trainer, name: str) -> None:
         loss = trainer.callback_metrics.get(name)
-        if loss is None or bool(torch.isfinite(loss)):
-            return
-        kept = getattr(trainer.checkpoint_callback, "best_model_path", "") or "none was written yet"
+        if loss is not None and not bool(torch.isfinite(loss)):
+            self._stop(trainer, f"{name} is {float(loss)}")
+
+    def _stop(self, trainer: L.Trainer, what: str) -> None:
+        folder = getattr(trainer.checkpoint_callback, "dirpath", None)
+        kept = f"Checkpoints from before it are in {folder}. " if folder else ""
         raise FloatingPointError(
-            f"{name} is {float(loss)} at step {trainer.global_step}: training diverged and stops. Last checkpoint: "
-            f"{kept}. Lower the learning rates (model.transfer) or look at the data, and resume with --ckpt_path."
+            f"{what} at step {trainer.global_step}: training diverged and stops. {kept}Lower the learning rates "
+            "(model.transfer) or look at the data, and resume with --ckpt_path."
         )

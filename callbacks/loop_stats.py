@@ -23,9 +23,8 @@ class LoopStats(L.Callback):
     def on_train_batch_start(  # type: ignore[override]
         self, trainer: L.Trainer, pl_module: LoopedLM, batch: Any, batch_idx: int
     ) -> None:
-        every = trainer.log_every_n_steps
         last_of_step = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
-        wanted = every > 0 and last_of_step and (trainer.global_step + 1) % every == 0
+        wanted = last_of_step and pl_module.logs_step(trainer.global_step + 1)
         pl_module.model.observer = self._observe if wanted else None
 
     def _observe(self, i: int, state: Tensor) -> None:
@@ -35,7 +34,7 @@ class LoopStats(L.Callback):
     def on_train_batch_end(  # type: ignore[override]
         self, trainer: L.Trainer, pl_module: LoopedLM, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._norms and pl_module.logs_this_step():
+        if self._norms:
             pl_module.log_dict({f"loop/state_norm_{i}": norm for i, norm in self._norms.items()})
         self._norms = {}
         pl_module.model.observer = None

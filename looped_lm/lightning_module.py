@@ -82,7 +82,6 @@ class LoopedLM(L.LightningModule):
         self.val_loss = TokenLoss()
         self._step_nats: Tensor | None = None
         self._step_tokens = 0
-        self._steps_seen = 0
         # Plain data that rebuilds this object, whether a parser or a caller in Python made the components.
         specs = {**architecture, **self.component_specs()}
         self.save_hyperparameters(
@@ -159,9 +158,6 @@ class LoopedLM(L.LightningModule):
 
     # ---- Training -----------------------------------------------------------------------------------------------
 
-    def on_train_start(self) -> None:
-        self._steps_seen = self.trainer.global_step
-
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = self.loss(batch)
         nats = loss.detach().double() * batch[1].numel()
@@ -169,23 +165,21 @@ class LoopedLM(L.LightningModule):
         self._step_tokens += batch[1].numel()
         return loss
 
-    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
-        """After an optimizer step: log its loss over all micro-batches and ranks, at logging steps only."""
-        step = self.trainer.global_step
-        if step == self._steps_seen:
-            return
-        self._steps_seen = step
-        if self.logs_this_step() and self._step_nats is not None:
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Log the step's loss over all its micro-batches and ranks, at logging steps only."""
+        step = self.trainer.global_step + 1
+        # Lightning takes the metric `step` as the x axis of loggers and in checkpoint names; its own counter lags by one.
+        self.log("step", float(step))
+        if self.logs_step(step) and self._step_nats is not None:
             sums = torch.stack((self._step_nats, torch.full_like(self._step_nats, self._step_tokens)))
             nats, tokens = self.trainer.strategy.reduce(sums, reduce_op="sum")
             self.log("train/loss", nats / tokens, prog_bar=True)
-            self.log("step", float(step))
         self._step_nats, self._step_tokens = None, 0
 
-    def logs_this_step(self) -> bool:
-        """Whether metrics logged now, after an optimizer step, reach the logger."""
-        every = self.trainer.log_every_n_steps
-        return self.trainer.should_stop or (every > 0 and self.trainer.global_step % every == 0)
+    def logs_step(self, step: int) -> bool:
+        """Whether metrics of optimizer step `step`, counted from 1, reach the logger."""
+        every, last = self.trainer.log_every_n_steps, self.trainer.max_steps
+        return self.trainer.should_stop or 0 < last <= step or (every > 0 and step % every == 0)
 
     # ---- Evaluation ---------------------------------------------------------------------------------------------
 

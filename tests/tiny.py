@@ -104,7 +104,7 @@ class TinyData(L.LightningDataModule):
         return DataLoader(RandomRows(self.seq_len), batch_size=self.batch_size)
 
     def val_dataloader(self) -> DataLoader:
-        rows = 12 if self.full_validation or not self.trainer.training else 4
+        rows = 12 if self.full_validation or self.trainer.state.fn != "fit" else 4
         return DataLoader(RandomRows(self.seq_len, rows), batch_size=4)
 
 

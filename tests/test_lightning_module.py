@@ -1,0 +1,205 @@
+"""LoopedLM under a real Trainer: derived settings, losses, optimizer groups, and checkpoints that rebuild the model."""
+
+from __future__ import annotations
+
+import functools
+import math
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+import torch.nn.functional as F
+
+from looped_lm import FlopsBudget, HyperConnectionLanes, HyperP, LoopedLM, Steps, TruncatedBPTT
+from tests.tiny import SEQ_LEN, VOCAB, TinyData, perturb, tiny_lm, tiny_trainer, tokens
+
+
+class Watch(L.Callback):
+    """Notes the logged loss and the learning rates of every optimizer step."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.rates: list[dict[str, float]] = []
+        self.validations: list[tuple[int, float]] = []
+
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
+        self.rates.append({group["role"]: group["lr"] for group in optimizer.param_groups})
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.validations.append((trainer.global_step, float(trainer.callback_metrics["val/loss"])))
+
+    def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
+        if trainer.global_step > len(self.losses):
+            self.losses.append(float(trainer.callback_metrics["train/loss"]))
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.losses.append(float(trainer.callback_metrics["train/loss"]))
+
+
+def fit(folder: Path, lm: LoopedLM, batch_size: int = 8, **trainer: Any) -> tuple[L.Trainer, Watch]:
+    watch = Watch()
+    t = tiny_trainer(folder, [watch], **trainer)
+    t.fit(lm, datamodule=TinyData(batch_size))
+    return t, watch
+
+
+def test_accumulation_changes_nothing_but_memory(tmp_path: Path) -> None:
+    """F3, F15: 8 rows at once and 2 rows x 4 give the same logged losses, steps and weights."""
+    one, four = tiny_lm(), tiny_lm()
+    trainer, a = fit(tmp_path, one, batch_size=8)
+    accumulated, b = fit(tmp_path, four, batch_size=2)
+    assert trainer.accumulate_grad_batches == 1 and accumulated.accumulate_grad_batches == 4
+    assert trainer.global_step == accumulated.global_step == 4
+    assert a.losses == pytest.approx(b.losses, rel=1e-6) and len(a.losses) == 4
+    for x, y in zip(one.parameters(), four.parameters(), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+
+
+def test_the_logged_loss_is_the_mean_over_all_micro_batches(tmp_path: Path) -> None:
+    lm = tiny_lm(horizon=Steps(1))
+    rows = _first_rows(8)
+    inputs, targets = torch.stack([r[0] for r in rows]), torch.stack([r[1] for r in rows])
+    with torch.no_grad():
+        expected = F.cross_entropy(lm(inputs).flatten(0, 1), targets.flatten())
+    _, watch = fit(tmp_path, lm, batch_size=2)
+    assert watch.losses == pytest.approx([float(expected)], rel=1e-6)
+
+
+def _first_rows(n: int) -> list[Any]:
+    loader = iter(TinyData(1).train_dataloader())
+    return [tuple(x[0] for x in next(loader)) for _ in range(n)]
+
+
+def test_learning_rates_follow_transfer_and_schedule(tmp_path: Path) -> None:
+    lm = tiny_lm()
+    base = lm.learning_rates()
+    _, watch = fit(tmp_path, lm)
+    assert [rates["matrix"] for rates in watch.rates] == pytest.approx(
+        [base["matrix"] * (1 - 0.9 * t / 4) for t in range(4)]
+    )
+    assert watch.rates[0] == pytest.approx({role: base[role] for role in watch.rates[0]})
+
+
+def test_validation_happens_every_so_many_optimizer_steps(tmp_path: Path) -> None:
+    _, watch = fit(tmp_path, tiny_lm(horizon=Steps(5), val_every_steps=2), batch_size=4)
+    assert [step for step, _ in watch.validations] == [2, 4]
+
+
+def test_groups_carry_roles_names_and_rates() -> None:
+    lm = tiny_lm(lanes=HyperConnectionLanes)
+    groups = lm.configure_optimizers()["optimizer"].param_groups
+    by_role = {group["role"]: group for group in groups}
+    assert set(by_role) == {"matrix", "embedding", "head", "norm", "lanes"}
+    assert by_role["embedding"]["param_names"] == ["embedding.weight"]
+    assert sum(len(group["params"]) for group in groups) == len(list(lm.parameters()))
+    rates = lm.learning_rates()
+    assert all(group["initial_lr"] == rates[role] for role, group in by_role.items())
+
+
+def test_any_torch_optimizer_fits_the_seam(tmp_path: Path) -> None:
+    lm = tiny_lm(optimizer=functools.partial(torch.optim.AdamW, weight_decay=0.0))
+    trainer, watch = fit(tmp_path, lm)
+    assert type(trainer.optimizers[0]) is torch.optim.AdamW and set(watch.rates[0]) >= {"matrix", "norm"}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        dict(bptt=TruncatedBPTT(1), num_recurrences=3, horizon=FlopsBudget(1e9)),
+        dict(lanes=functools.partial(HyperConnectionLanes, num_lanes=3), n_kv_heads=2),
+        dict(optimizer=functools.partial(torch.optim.AdamW, betas=(0.9, 0.99))),
+    ],
+)
+def test_a_checkpoint_alone_rebuilds_a_model_built_in_python(tmp_path: Path, overrides: dict[str, Any]) -> None:
+    """F22, traps 2 and 3: components come back with their arguments, under weights_only."""
+    lm = tiny_lm(**overrides)
+    perturb(lm)
+    trainer = tiny_trainer(tmp_path)
+    trainer.strategy.connect(lm)
+    path = tmp_path / "model.ckpt"
+    trainer.save_checkpoint(path, weights_only=False)
+    assert torch.load(path, weights_only=True)["hyper_parameters"]["batch_tokens"] == 128
+    loaded = LoopedLM.load_from_checkpoint(path, map_location="cpu", weights_only=True)
+    assert loaded.component_specs() == lm.component_specs()
+    assert dict(loaded.hparams) == dict(lm.hparams)
+    inputs, _ = tokens()
+    assert torch.equal(loaded(inputs), lm(inputs))
+
+
+def test_another_architectures_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path)
+    trainer.strategy.connect(tiny_lm())
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    other = tiny_lm(lanes=HyperConnectionLanes)
+    with pytest.raises(ValueError, match="lanes.alpha: only in the model"):
+        tiny_trainer(tmp_path).fit(other, datamodule=TinyData(), ckpt_path=tmp_path / "a.ckpt")
+
+
+@pytest.mark.parametrize(
+    "trainer, overrides, says",
+    [
+        (dict(accumulate_grad_batches=2), {}, "accumulation follows from model.batch_tokens"),
+        (dict(val_check_interval=3), {}, "model.val_every_steps"),
+        (dict(max_steps=9), {}, "beyond the 4 steps that model.horizon plans"),
+        ({}, dict(batch_tokens=100), "not a multiple of one micro-batch: 8 rows x 16 tokens"),
+    ],
+)
+def test_settings_that_contradict_the_recipe_are_refused(
+    tmp_path: Path, trainer: dict[str, Any], overrides: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        fit(tmp_path, tiny_lm(**overrides), **trainer)
+
+
+def test_trainer_max_steps_stops_early_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer, watch = fit(tmp_path, tiny_lm(), max_steps=2)
+    assert trainer.global_step == 2 and "after 2 of the 4 steps" in capsys.readouterr().out
+    assert watch.rates[1]["matrix"] / watch.rates[0]["matrix"] == pytest.approx(1 - 0.9 / 4)
+
+
+def test_a_data_module_without_batch_size_is_refused(tmp_path: Path) -> None:
+    data = TinyData()
+    del data.batch_size
+    with pytest.raises(ValueError, match="no `batch_size`"):
+        tiny_trainer(tmp_path).fit(tiny_lm(), datamodule=data)
+
+
+@pytest.mark.parametrize("overrides, says", [(dict(batch_tokens=0), "batch_tokens is 0"), (dict(val_every_steps=0), "val_every_steps is 0")])
+def test_bad_values_are_refused_at_construction(overrides: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        tiny_lm(**overrides)
+
+
+def test_predict_gives_the_loss_of_every_token(tmp_path: Path) -> None:
+    lm = tiny_lm()
+    perturb(lm)
+    batch = tokens()
+    losses = lm.predict_step(batch, 0)
+    assert losses.shape == (3, SEQ_LEN)
+    assert losses.mean().item() == pytest.approx(lm.loss(batch).item(), rel=1e-6)
+
+
+def test_training_learns(tmp_path: Path) -> None:
+    """The recipe lowers the loss of a fixed batch far below ln V within 30 steps, at the reference's batch factor."""
+    lm = tiny_lm(horizon=Steps(30), transfer=HyperP(batch_exponent=0.0))
+    batch = tokens(8)
+    optimizer = lm.configure_optimizers()["optimizer"]
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = lm.loss(batch)
+        loss.backward()
+        optimizer.step()
+    assert lm.loss(batch).item() < 0.7 * math.log(VOCAB)
+
+
+def test_every_parameter_gets_a_gradient_in_every_combination() -> None:
+    """F25: DDP runs without find_unused_parameters."""
+    from tests.test_accounting import COMBINATIONS
+
+    for name, overrides in COMBINATIONS.items():
+        lm = tiny_lm(**overrides)
+        lm.loss(tokens()).backward()
+        assert not [n for n, p in lm.named_parameters() if p.grad is None], name
