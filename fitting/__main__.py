@@ -5,12 +5,17 @@ once.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
 from fitting.commands import common, fit, published
 from fitting.errors import FitError
 from fitting.records import RecordError
+
+# The matrices here are tiny: threads of the linear algebra library would only wait for each other. It reads
+# this when numpy is first imported, which no command has done yet.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 _COMMANDS = {"fit": fit, "published": published}
 

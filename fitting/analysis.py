@@ -160,14 +160,17 @@ def effective_ratios(
         if not len(found):
             continue
         i = found[:1]
-        size = runs.n_total[i]
+        size = x.n_total[i]
         if isinstance(law, AdditiveLaw):
             size = np.exp(law.effective_size(theta[None, 5:], x.take(i))[0][0])
+        # N(r=1) under the same split where such a run exists, so that r=1 has the ratio 1
+        plain = np.flatnonzero((runs.r == 1) & (runs.d_model == width))
+        base = x.n_total[plain[:1]] if len(plain) else runs.n_at_r1[i]
         rows.append(
             {
                 "r": float(r),
                 "d_model": width,
-                "effective": float(size[0] / runs.n_at_r1[i][0]),
+                "effective": float(size[0] / base[0]),
                 "unique": float(runs.n_total[i][0] / runs.n_at_r1[i][0]),
                 "flops_per_token": float(runs.flops_per_token[i][0]),
             }

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fitting.errors import FitError
-from fitting.fits import fit, refuse_unidentified
+from fitting.fits import fit
 from fitting.laws import JointLaw, Law
 from fitting.multipliers import (
     DriftingPower,
@@ -150,7 +150,6 @@ def compare_laws(
     """
     rows: list[dict[str, Any]] = []
     for law in laws:
-        refuse_unidentified(law, runs)
         result = fit(runs, law, starts=starts, seed=seed, workers=workers)
 
         def held_out(groups: np.ndarray, result: FitResult = result) -> float:

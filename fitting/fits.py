@@ -35,6 +35,7 @@ def fit(
     identify the law: too few, one budget only, a single r, several architectures mixed at one r.
     """
     law = law if law is not None else JointLaw()
+    refuse_mixed(runs)
     x = law.inputs(runs)
     return fit_inputs(law.bound_to(x), x, runs, starts=starts, seed=seed, workers=workers)
 
@@ -126,6 +127,10 @@ def refuse_unidentified(law: Law, runs: Runs) -> None:
             "identified. "
             f"Add runs with another r, or fit the Chinchilla law (--law chinchilla)"
         )
+
+
+def refuse_mixed(runs: Runs) -> None:
+    """Raise `FitError` when one r holds runs of several architectures: one law cannot mean both."""
     for r in runs.recurrences:
         labels = np.unique(runs.architecture[runs.r == r].astype(str))
         if len(labels) > 1:

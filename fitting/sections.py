@@ -292,7 +292,8 @@ def _allocation(analysis: dict[str, Any]) -> Section:
         table_rows: list[Row] = [
             [f"{r:g}", *[by.get((r, c), "-") for c in budgets]] for r in sorted({g["r"] for g in gaps})
         ]
-        parts += ["Frontier gap L*_r(C) - L*_1(C), nats, from parabolas:", Table(["r", *[f"{c:.3g}" for c in budgets]], table_rows)]  # fmt: skip
+        header = ["r", *[f"{c:.3g}" for c in budgets]]
+        parts += ["Frontier gap L*_r(C) - L*_1(C), nats, from parabolas:", Table(header, table_rows)]
     return Section("Compute-optimal allocation", parts)
 
 

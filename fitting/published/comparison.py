@@ -15,7 +15,7 @@ from fitting.laws import JointLaw
 from fitting.multipliers import FixedPower, Multiplier, Power
 from fitting.resampling import bootstrap
 from fitting.runs import Runs
-from fitting.sections import Section, Table, interval_text
+from fitting.sections import Row, Section, Table, interval_text
 from fitting.splits import INJECTION_ONCE, PAPER, REGRESSED, Split
 from fitting.tables import significant
 
@@ -91,7 +91,7 @@ def _joint(
 def sections(found: dict[str, Any], published: dict[str, Any]) -> list[Section]:
     """Tables with fitted and published values side by side."""
     names = ["A", "alpha", "B", "beta", "E"]
-    rows = []
+    rows: list[Row] = []
     for r, fit_ in found["chinchilla"].items():
         ours = [significant(fit_["parameters"][n], 4) for n in names]
         theirs = [f"{published['chinchilla'][r][n]:g}" for n in names]

@@ -1,0 +1,323 @@
+"""A case study against its baseline: the change of phi, three ways, and the rival reading as a constant
+shift.
+
+Both arms are cut to their shared budgets; r = 1 runs are shared. Cells are (budget, r); a resample draws
+both arms of a cell together, so that what the arms have in common cancels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from fitting.channels import Channels, channels, matched_pairs
+from fitting.diagnostics import aicc
+from fitting.errors import FitError
+from fitting.fits import fit_inputs, refuse_mixed
+from fitting.laws import Inputs, JointLaw, Law, LossShift
+from fitting.multipliers import Power, StudyPower
+from fitting.resampling import draw_counts, percentile_interval, refit, widened
+from fitting.results import FitResult, Interval
+from fitting.runs import Runs, concatenate
+from fitting.solver import Problem, minimise
+from fitting.splits import PAPER, Split
+from fitting.tables import table
+
+TELLING = 4.0
+"""AICc difference from which one reading is preferred; below it the data cannot tell."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One estimate of phi_study - phi_baseline, with its interval; nothing here is printed without the
+    rival shift.
+    """
+
+    method: str
+    phi_baseline: float
+    phi_study: float
+    delta_phi: float
+    intervals: tuple[Interval, ...]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One explanation of the study's losses, fitted to both arms at once."""
+
+    name: str
+    delta_phi: float | None
+    shift: float | None
+    objective: float
+    aicc: float
+    trusted: bool
+    message: str
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """What a case study changed. Prints well; `to_dict` gives plain JSON types."""
+
+    split: str
+    runs: tuple[int, int, int]
+    """Shared r=1 runs, baseline runs and study runs with r>1."""
+    budgets: tuple[float, ...]
+    cells: int
+    estimates: tuple[Estimate, ...]
+    readings: tuple[Reading, ...]
+    verdict: str
+    preferred: str
+    channels: tuple[Channels, ...]
+    problems: tuple[str, ...]
+    seed: int
+    resamples: int
+
+    @property
+    def trusted(self) -> bool:
+        """Whether every fit behind it is to be trusted."""
+        return not self.problems
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return asdict(self) | {"trusted": self.trusted}
+
+    def __str__(self) -> str:
+        rows = []
+        for e in self.estimates:
+            best = next((i for i in e.intervals if i.recommended), None)
+            shown = f"[{best.low:+.4f}, {best.high:+.4f}]" if best else "not estimated"
+            rows.append(
+                [e.method, f"{e.phi_baseline:.4f}", f"{e.phi_study:.4f}", f"{e.delta_phi:+.4f}", shown]
+            )
+        readings = [
+            [
+                r.name, "-" if r.delta_phi is None else f"{r.delta_phi:+.4f}",
+                "-" if r.shift is None else f"{r.shift:+.4f}", f"{r.aicc:.1f}", "ok" if r.trusted else r.message,
+            ]
+            for r in self.readings
+        ]  # fmt: skip
+        shared, base, study = self.runs
+        parts = [
+            f"Split {self.split}; {base} baseline and {study} study runs with r>1, {shared} shared runs "
+            "with r=1, "
+            f"{len(self.budgets)} shared budgets, {self.cells} (budget, r) cells; {self.resamples} "
+            "resamples, "
+            f"seed {self.seed}.",
+            table(["estimate", "phi baseline", "phi study", "delta phi", "95% interval (widened)"], rows),
+            "Readings of the difference:",
+            table(["reading", "delta phi", "shift (nats)", "AICc", "status"], readings),
+            f"Verdict: {self.verdict}",
+        ]
+        if self.channels:
+            names = ("difference", "token", "parameters", "capacity", "unexplained")
+            mean = [
+                [
+                    f"{r:g}",
+                    *[f"{np.mean([getattr(c, n) for c in self.channels if c.r == r]):+.4f}" for n in names],
+                ]
+                for r in sorted({c.r for c in self.channels})
+            ]
+            parts += [
+                "Channels, mean over matched runs (nats, study - baseline):",
+                table(["r", *names], mean),
+            ]
+        return "\n".join(parts)
+
+
+def compare(
+    baseline: Runs,
+    study: Runs,
+    *,
+    split: Split = PAPER,
+    resamples: int = 200,
+    starts: int = 500,
+    seed: int = 0,
+    workers: int | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Comparison:
+    """Compare a study with its baseline on their shared budgets; see the module's head for what is done.
+
+    Raises `FitError` when nothing is shared, r = 1 is missing, or an arm mixes architectures.
+    """
+    arms = _Arms.of(baseline, study, split)
+    search: dict[str, Any] = {"starts": starts, "seed": seed, "workers": workers}
+    power, paired_law = JointLaw(Power(), split), JointLaw(StudyPower(), split)
+    progress("separate fits")
+    fits = [fit_inputs(power, arms.x.take(chosen), arms.runs.take(chosen), **search) for chosen in arms.sides]
+    progress("paired fits: delta phi, shift, both, neither")
+    laws: dict[str, Law] = {
+        "neither": power,
+        "delta phi": paired_law,
+        "shift": LossShift(power),
+        "both": LossShift(paired_law),
+    }
+    found = {name: fit_inputs(law, arms.x, arms.runs, **search) for name, law in laws.items()}
+    paired = found["delta phi"]
+    transfer = _transfer(power, arms, fits[0].theta[None], np.ones((1, len(arms.runs))), workers)[0]
+    points = {
+        "separate": (fits[0]["phi"], fits[1]["phi"]),
+        "paired": (paired["phi"], paired["phi"] + paired["delta_phi"]),
+        "transfer": (fits[0]["phi"], float(transfer)),
+    }
+    draws: dict[str, np.ndarray] = {}
+    if resamples:
+        progress(f"{resamples} resamples of {arms.cells} cells, both arms drawn together")
+        draws = _draw(arms, fits, paired, resamples, seed, workers)
+    estimates = []
+    for method, (phi0, phi1) in points.items():
+        intervals: tuple[Interval, ...] = ()
+        if draws:
+            block = percentile_interval(
+                draws[method],
+                "block bootstrap",
+                "cells (budget, r) are independent, both arms drawn together",
+                seed,
+            )
+            count = len(paired.theta)
+            intervals = (widened(block, phi1 - phi0, arms.cells, count, seed), block)
+        estimates.append(Estimate(method, phi0, phi1, phi1 - phi0, intervals))
+    readings = tuple(_reading(name, result) for name, result in found.items())
+    preferred, verdict = judge(readings)
+    pairs = matched_pairs(arms.x.study, arms.runs.r, arms.runs.d_model, arms.runs.budget)
+    parts: list[Channels] = []
+    if pairs:
+        at = (arms.runs.val_loss, arms.runs.d_model, arms.runs.budget)
+        parts = channels(pairs, arms.x, *at, paired.parameters, points["paired"])
+    named = zip(("baseline", "study", "paired"), (*fits, paired), strict=True)
+    doubts = [f"{name}: {found_.message}" for name, found_ in named if not found_.trusted]
+    return Comparison(
+        split.name, arms.sizes, tuple(np.unique(arms.runs.budget).tolist()), arms.cells, tuple(estimates), readings,
+        verdict, preferred, tuple(parts), tuple(doubts), seed, resamples,
+    )  # fmt: skip
+
+
+def judge(readings: tuple[Reading, ...]) -> tuple[str, str]:
+    """(preferred reading, sentence): a change of phi, a constant shift, neither, or not to be told apart."""
+    by = {reading.name: reading for reading in readings}
+    ranked = sorted(
+        (by[name] for name in ("neither", "delta phi", "shift")), key=lambda reading: reading.aicc
+    )
+    best, second = ranked[0], ranked[1]
+    lead = second.aicc - best.aicc
+    values = f"delta phi alone {by['delta phi'].delta_phi:+.4f}, shift alone {by['shift'].shift:+.4f} nats"
+    if best.name == "neither":
+        preferred, sentence = "neither", f"no change is needed to explain the study ({values})"
+    elif lead < TELLING:
+        preferred = "undecided"
+        sentence = (
+            f"'{best.name}' leads '{second.name}' by only {lead:.1f} in AICc: not to be told apart ({values})"
+        )
+    else:
+        preferred, sentence = (
+            best.name,
+            f"'{best.name}' explains it best, {lead:.1f} in AICc ahead ({values})",
+        )
+    gain = best.aicc - by["both"].aicc
+    if gain > TELLING and best.name != "neither":
+        sentence += (
+            f"; both together gain another {gain:.1f} (delta phi {by['both'].delta_phi:+.4f} with shift "
+            f"{by['both'].shift:+.4f}), so neither alone is the whole story"
+        )
+    return preferred, sentence + "."
+
+
+def _reading(name: str, result: FitResult) -> Reading:
+    values = result.parameters
+    return Reading(
+        name,
+        values.get("delta_phi"),
+        values.get("shift"),
+        result.objective,
+        aicc(result),
+        result.trusted,
+        result.message,
+    )
+
+
+# ---------------------------------------------------------------------------------------------- the two arms
+
+
+@dataclass(frozen=True, eq=False)
+class _Arms:
+    """Both arms in one table: r=1 once, then baseline, then study; `sides` are the masks of the separate
+    fits.
+    """
+
+    runs: Runs
+    x: Inputs
+    sides: tuple[np.ndarray, np.ndarray]
+    cell: np.ndarray
+    cells: int
+    sizes: tuple[int, int, int]
+
+    @classmethod
+    def of(cls, baseline: Runs, study: Runs, split: Split) -> _Arms:
+        for name, arm in (("baseline", baseline), ("study", study)):
+            refuse_mixed(arm)
+            if not (arm.r > 1).any():
+                raise FitError(f"The {name} has no run with r>1, so it has no phi. Add some")
+        shared = np.intersect1d(baseline.budget, study.budget)
+        if len(shared) < 2:
+            raise FitError(
+                f"Baseline and study share {len(shared)} budgets; at least 2 are needed. Baseline: "
+                f"{_listed(baseline.budget)}; study: {_listed(study.budget)}"
+            )
+        both = concatenate(baseline, study)
+        side = np.repeat([0.0, 1.0], [len(baseline), len(study)])
+        inside = np.isin(both.budget, shared)
+        keys = list(zip(both.r, both.d_model, both.tokens.round(), both.seed, strict=True))
+        first = np.array([keys.index(key) == i for i, key in enumerate(keys)])
+        single = (both.r == 1) & inside & first
+        if not single.any():
+            raise FitError(
+                "Neither arm has runs with r=1 on the shared budgets: they tie the two phi to one scale"
+            )
+        chosen = single | ((both.r > 1) & inside)
+        runs, is_study = both.take(chosen), np.where(both.r > 1, side, 0.0)[chosen]
+        pairs = list(zip(runs.budget.tolist(), runs.r.tolist(), strict=True))
+        index = {key: i for i, key in enumerate(dict.fromkeys(pairs))}
+        plain = runs.r == 1
+        sides = (plain | (is_study == 0), plain | (is_study == 1))
+        sizes = (int(plain.sum()), int((sides[0] & ~plain).sum()), int((sides[1] & ~plain).sum()))
+        cell = np.array([index[key] for key in pairs], dtype=int)
+        return cls(runs, Inputs.of(runs, split, is_study), sides, cell, len(index), sizes)
+
+
+def _listed(values: np.ndarray) -> str:
+    return ", ".join(f"{value:.3g}" for value in np.unique(values))
+
+
+def _transfer(
+    law: JointLaw, arms: _Arms, theta: np.ndarray, weights: np.ndarray, workers: int | None
+) -> np.ndarray:
+    """phi (S,) of the study's r>1 runs with all else fixed at the baseline fits theta (S, P), weights (S,
+    n).
+    """
+    chosen = arms.sides[1] & (arms.runs.r > 1)
+    lower, upper = theta.copy(), theta.copy()
+    lower[:, -1], upper[:, -1] = law.bounds[-1]
+    observed = np.log(arms.runs.val_loss[chosen])
+    problem = Problem(law, arms.x.take(chosen), observed, weights[:, chosen], lower, upper)
+    return minimise(problem, theta, workers=workers).theta[:, -1]
+
+
+def _draw(
+    arms: _Arms, fits: list[FitResult], paired: FitResult, resamples: int, seed: int, workers: int | None
+) -> dict[str, np.ndarray]:
+    counts = draw_counts(arms.cells, resamples, np.random.default_rng(seed))
+    weights = counts[:, arms.cell]
+    observed = np.log(arms.runs.val_loss)
+    separate = [
+        refit(one.law, arms.x.take(side), observed[side], one.theta, weights[:, side], seed, workers)
+        for one, side in zip(fits, arms.sides, strict=True)
+    ]
+    both = refit(paired.law, arms.x, observed, paired.theta, weights, seed, workers)
+    law = fits[0].law
+    assert isinstance(law, JointLaw)
+    return {
+        "separate": separate[1][:, -1] - separate[0][:, -1],
+        "paired": both[:, -1],
+        "transfer": _transfer(law, arms, separate[0], weights, workers) - separate[0][:, -1],
+    }
