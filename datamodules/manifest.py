@@ -56,7 +56,10 @@ def build(
             "file": file_name,
             "sha256": tokenizer.fingerprint(),
         },
-        "sources": sources,
+        "sources": [
+            {key: source[key] for key in ("name", "documents", "empty", "characters", "tokens", "sha256")}
+            for source in sources
+        ],
         "documents_empty": sum(source["empty"] for source in sources),
         "splits": splits,
         "val_unigram_entropy": unigram_entropy(val_target_counts),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +19,8 @@ from tqdm.auto import tqdm
 from datamodules import manifest as manifests
 from datamodules.corpora import Corpus, Unit
 from datamodules.errors import DataError
-from datamodules.settings import FORMAT, PrepareSettings, sha256_of
+from datamodules.recipe import recipe
+from datamodules.settings import PrepareSettings, sha256_of
 from datamodules.stages import (
     SPLITS,
     Job,
@@ -33,6 +36,8 @@ from datamodules.stages import (
 from datamodules.storage import write_atomically, write_index
 from datamodules.tokenizers import Tokenizer
 from datamodules.workers import run_jobs
+
+_PLAN = "recipe.json"
 
 SHARD_TOKENS = 2**27
 """Tokens shuffled and packed in one piece (and held in memory by one worker): 134M, 268 MB at two bytes
@@ -77,31 +82,6 @@ def prepare(
         ) from error
 
 
-def recipe(corpus: Corpus, tokenizer: Tokenizer, settings: PrepareSettings) -> dict[str, Any]:
-    """All settings that decide the result, JSON-able; the content of the sources is not among them."""
-    return {
-        "format": FORMAT,
-        "corpus": corpus.settings(),
-        "tokenizer": tokenizer.settings(),
-        "settings": settings.as_dict(),
-    }
-
-
-def default_cache_dir() -> Path:
-    """LOOPED_LM_CACHE if set, else `looped_lm` in the user's cache folder (XDG_CACHE_HOME or ~/.cache)."""
-    own = os.environ.get("LOOPED_LM_CACHE")
-    if own:
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "looped_lm"
-
-
-def cache_name(corpus: Corpus, tokenizer: Tokenizer, settings: PrepareSettings) -> str:
-    """Folder name for a cache: readable, and different whenever a setting or the state of the sources
-    differs."""
-    key = sha256_of([recipe(corpus, tokenizer, settings), corpus.stamp()])[:12]
-    return f"{corpus.name}-{tokenizer.name}-T{settings.seq_len}-{key}"
-
-
 def _existing(out: Path, corpus: Corpus, tokenizer: Tokenizer, settings: PrepareSettings) -> dict[str, Any]:
     if not (out / manifests.MANIFEST).is_file():
         raise DataError(
@@ -115,6 +95,7 @@ def _existing(out: Path, corpus: Corpus, tokenizer: Tokenizer, settings: Prepare
         "settings": found["settings"],
     }
     wanted = recipe(corpus, tokenizer, settings)
+    (out / _PLAN).unlink(missing_ok=True)  # left where the run ended between its last two steps
     if not manifests.same(stored, wanted):
         differing = [key for key in wanted if not manifests.same(stored[key], wanted[key])]
         details = "; ".join(f"{key}: {stored[key]} there, {wanted[key]} asked" for key in differing)
@@ -129,7 +110,11 @@ def _prepare(
     units = corpus.units()
     if not units:
         raise DataError(f"the corpus {corpus.name} is empty: {corpus.settings()}")
-    _open_work(work, recipe(corpus, tokenizer, settings), units)
+    plan = {
+        "recipe": recipe(corpus, tokenizer, settings),
+        "sources": sha256_of([corpus.stamp(), [unit.name for unit in units]]),
+    }
+    _open_work(work, plan)
     if not (work / manifests.MANIFEST).exists():
         if tokenizer.needs_training:
             tokenizer = _trained(corpus, tokenizer, settings, units, work, progress)
@@ -139,30 +124,31 @@ def _prepare(
         _finish(job, sources, shards)
     for leftover in ("units", "shards"):
         shutil.rmtree(work / leftover, ignore_errors=True)
-    (work / "recipe.json").unlink(missing_ok=True)
     manifest = manifests.read(work)
     os.replace(work, out)
+    (out / _PLAN).unlink()
     return manifest
 
 
-def _open_work(work: Path, wanted: dict[str, Any], units: list[Unit]) -> None:
+def _open_work(work: Path, plan: dict[str, Any]) -> None:
     """Create the work folder, or check that the one that is there belongs to the same recipe and sources."""
-    plan = {"recipe": wanted, "units": [unit.name for unit in units]}
-    path = work / "recipe.json"
+    path = work / _PLAN
     if path.exists():
         if not manifests.same(json.loads(path.read_text()), plan):
             raise DataError(
                 f"{work} holds an interrupted preparation with other settings or sources: delete it, or "
                 "choose another folder"
             )
-        return
-    if work.exists() and not (work / manifests.MANIFEST).exists() and any(work.iterdir()):
-        raise DataError(
-            f"{work} exists and was not left by a preparation: move it away, or choose another folder"
-        )
+    else:
+        work.mkdir(exist_ok=True)
+        # An interruption at the very beginning leaves the plan half written and nothing else.
+        if any(entry.name != f"{_PLAN}.tmp" for entry in work.iterdir()):
+            raise DataError(
+                f"{work} exists and was not left by a preparation: move it away, or choose another folder"
+            )
+        write_atomically(path, json.dumps(plan).encode())
     for name in ("units", "shards", *SPLITS):
-        (work / name).mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(plan).encode())
+        (work / name).mkdir(exist_ok=True)
 
 
 def _trained(
@@ -203,6 +189,7 @@ def _training_documents(
 def _tokenize(job: Job, units: list[Unit], workers: int, progress: bool) -> list[dict[str, Any]]:
     summaries = [read_marker(job.unit_marker(index)) for index in range(len(units))]
     todo = [index for index, summary in enumerate(summaries) if summary is None]
+    begin = time.perf_counter()
     with _bar(len(units), "tokenize", "part", progress, done=len(units) - len(todo)) as bar, _quiet_threads():
         calls = [(index, (job, units[index], index)) for index in todo]
         for index, summary in run_jobs(tokenize_unit, calls, workers):
@@ -210,6 +197,8 @@ def _tokenize(job: Job, units: list[Unit], workers: int, progress: bool) -> list
             bar.update()
             bar.set_postfix_str(f"{sum(s['tokens'] for s in summaries if s):,} tokens")
     finished = [summary for summary in summaries if summary is not None]
+    if progress and todo:
+        _report_speed([finished[index] for index in todo], time.perf_counter() - begin)
     if not sum(summary["documents"] for summary in finished):
         empty = sum(summary["empty"] for summary in finished)
         raise DataError(
@@ -217,6 +206,17 @@ def _tokenize(job: Job, units: list[Unit], workers: int, progress: bool) -> list
             f"{job.corpus.settings()}"
         )
     return finished
+
+
+def _report_speed(done: list[dict[str, Any]], seconds: float) -> None:
+    tokens, work, tokenizer = (
+        sum(summary[key] for summary in done) for key in ("tokens", "seconds", "seconds_in_tokenizer")
+    )
+    tqdm.write(
+        f"tokenized {tokens:,} tokens in {seconds:.1f} s: {tokens / seconds:,.0f} tokens/s, "
+        f"{tokenizer / work:.0%} of the work in the tokenizer",
+        file=sys.stderr,
+    )
 
 
 def _pack(
@@ -232,7 +232,8 @@ def _pack(
     todo = [place for place, summary in summaries.items() if summary is None]
     with _bar(len(places), "pack", "shard", progress, done=len(places) - len(todo)) as bar:
         calls = [(place, (job, *place, num_shards[place[0]], num_units)) for place in todo]
-        for place, summary in run_jobs(pack_shard, calls, workers):
+        # A process takes seconds to start (litdata loads torch): not worth it for one shard per split.
+        for place, summary in run_jobs(pack_shard, calls, workers if len(places) > len(SPLITS) else 1):
             summaries[place] = summary
             bar.update()
             bar.set_postfix_str(f"{sum(s['rows'] for s in summaries.values() if s):,} rows")

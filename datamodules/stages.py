@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,14 +83,19 @@ def shuffle_key(digest: bytes, seed: int, unit: int, position: int) -> int:
 
 
 def tokenize_unit(job: Job, unit: Unit, index: int) -> dict[str, Any]:
-    """Stage 1 for one unit; returns its summary (documents, empty, characters, tokens, sha256)."""
+    """Stage 1 for one unit; returns its summary (documents, empty, characters, tokens, sha256, seconds)."""
+    begin = time.perf_counter()
+    in_tokenizer = 0.0
     keys: list[int] = []
     held_out: list[bool] = []
     tokens: list[NDArray[Any]] = []
     source = hashlib.sha256()
     empty = characters = 0
     for batch in _batches(job.corpus.documents(unit)):
-        for text, ids in zip(batch, job.tokenizer.encode(batch), strict=True):
+        before = time.perf_counter()
+        encoded = job.tokenizer.encode(batch)
+        in_tokenizer += time.perf_counter() - before
+        for text, ids in zip(batch, encoded, strict=True):
             content = text.encode()
             source.update(len(content).to_bytes(8, "big") + content)
             characters += len(text)
@@ -114,6 +120,8 @@ def tokenize_unit(job: Job, unit: Unit, index: int) -> dict[str, Any]:
         "characters": characters,
         "tokens": int(lengths.sum()),
         "sha256": source.hexdigest(),
+        "seconds": time.perf_counter() - begin,
+        "seconds_in_tokenizer": in_tokenizer,
     }
     flat = np.concatenate([tokens[i] for i in order]) if tokens else np.empty(0, job.dtype)
     write_atomically(job.unit_tokens(index), flat.tobytes())

@@ -23,7 +23,8 @@ from datamodules.checks import check_recipe
 from datamodules.corpora import Corpus, StdlibCorpus
 from datamodules.errors import DataError
 from datamodules.position import EndlessBatches, RowOrder, ShardedBatches
-from datamodules.prepare import cache_name, default_cache_dir, prepare
+from datamodules.prepare import prepare
+from datamodules.recipe import cache_name, default_cache_dir
 from datamodules.settings import PrepareSettings
 from datamodules.storage import Rows, split_batch
 from datamodules.tokenizers import BPETokenizer, Tokenizer, load_tokenizer
