@@ -116,7 +116,8 @@ def _data(runs: Runs, result: FitResult) -> dict[str, Any]:
             "budget": float(runs.budget[i]), "n": float(runs.n_total[i]), "n_once": float(x.n_once[i]),
             "n_rec": float(x.n_rec[i]), "n_at_r1": float(runs.n_at_r1[i]), "tokens": float(runs.tokens[i]),
             "flops_per_token": float(runs.flops_per_token[i]), "loss": float(runs.val_loss[i]),
-            "predicted": float(predicted[i]), "residual": float(result.residuals[i]), "cell": int(runs.cell[i]),
+            "predicted": float(predicted[i]),
+            "residual": float(result.residuals[i]), "cell": int(runs.cell[i]),
         }
         for i in range(len(runs))
     ]  # fmt: skip

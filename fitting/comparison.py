@@ -94,7 +94,8 @@ class Comparison:
         readings = [
             [
                 r.name, "-" if r.delta_phi is None else f"{r.delta_phi:+.4f}",
-                "-" if r.shift is None else f"{r.shift:+.4f}", f"{r.aicc:.1f}", "ok" if r.trusted else r.message,
+                "-" if r.shift is None else f"{r.shift:+.4f}", f"{r.aicc:.1f}",
+                "ok" if r.trusted else r.message,
             ]
             for r in self.readings
         ]  # fmt: skip
@@ -188,8 +189,8 @@ def compare(
     named = zip(("baseline", "study", "paired"), (*fits, paired), strict=True)
     doubts = [f"{name}: {found_.message}" for name, found_ in named if not found_.trusted]
     return Comparison(
-        split.name, arms.sizes, tuple(np.unique(arms.runs.budget).tolist()), arms.cells, tuple(estimates), readings,
-        verdict, preferred, tuple(parts), tuple(doubts), seed, resamples,
+        split.name, arms.sizes, tuple(np.unique(arms.runs.budget).tolist()), arms.cells, tuple(estimates),
+        readings, verdict, preferred, tuple(parts), tuple(doubts), seed, resamples,
     )  # fmt: skip
 
 

@@ -39,13 +39,15 @@ _OPTIONAL = (
 )
 
 
-def load_runs(*paths: str | os.PathLike[str]) -> Runs:
+def load_runs(*paths: str | os.PathLike[str], with_loss: bool = True) -> Runs:
     """Read run records (files, or folders searched to any depth) and CSV files into one table.
 
     A CSV needs the columns r, size (or s, d = 64·size) or d_model, flops_budget (may be empty),
     flops_per_token, tokens, val_loss; n_once, n_rec, n_injection, injection, bptt, seed, flops_convention
     are optional (defaults: the 20-layer layouts of spec section 1 with linear injection and full gradients,
     convention paper).
+
+    `with_loss=False` also takes designs that were not trained yet: CSV files without val_loss (NaN then).
 
     Raises `RecordError` naming file and field for anything missing, impossible, doubled or of mixed
     conventions.
@@ -55,7 +57,7 @@ def load_runs(*paths: str | os.PathLike[str]) -> Runs:
     records: list[tuple[Path, RunRecord]] = []
     for path in _expand(paths):
         if path.suffix.lower() == ".csv":
-            rows += _read_csv(path)
+            rows += _read_csv(path, with_loss)
         else:
             records.append((path, RunRecord.load(path)))
     for path, record in _latest(records, excluded):
@@ -171,7 +173,7 @@ def _row_of_record(path: Path, record: RunRecord) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------- CSV
 
 
-def _read_csv(path: Path) -> list[dict[str, Any]]:
+def _read_csv(path: Path, with_loss: bool) -> list[dict[str, Any]]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
@@ -179,7 +181,7 @@ def _read_csv(path: Path) -> list[dict[str, Any]]:
             header = list(reader.fieldnames or [])
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise RecordError(str(path), None, f"cannot be read as CSV ({error})", "Check the file") from None
-    missing = [name for name in _REQUIRED if name not in header]
+    missing = [name for name in _REQUIRED if name not in header and (with_loss or name != "val_loss")]
     if not {"size", "s", "d_model"} & set(header):
         missing.append("d_model")
     if missing:
@@ -189,10 +191,12 @@ def _read_csv(path: Path) -> list[dict[str, Any]]:
             "is missing",
             f"A table of runs needs the columns: {', '.join(_REQUIRED)}, d_model",
         )
+    if "val_loss" not in header:
+        lines = [line | {"val_loss": None} for line in lines]
     return [_row_of_csv(f"{path}:{number}", line) for number, line in enumerate(lines, start=2)]
 
 
-def _row_of_csv(source: str, line: Mapping[str, str]) -> dict[str, Any]:
+def _row_of_csv(source: str, line: Mapping[str, str | None]) -> dict[str, Any]:
     def number(name: str, default: float | None = None) -> float:
         text = (line.get(name) or "").strip()
         if not text and default is not None:
@@ -227,7 +231,7 @@ def _row_of_csv(source: str, line: Mapping[str, str]) -> dict[str, Any]:
         "d_model": d,
         "flops_per_token": number("flops_per_token"),
         "tokens": number("tokens"),
-        "val_loss": number("val_loss"),
+        "val_loss": math.nan if line["val_loss"] is None else number("val_loss"),
         "flops_budget": number("flops_budget") if budget else math.nan,
         "injection": injection if r > 1 else "none",
         "bptt": ((line.get("bptt") or "").strip() or "full") if r > 1 else "full",
@@ -238,7 +242,12 @@ def _row_of_csv(source: str, line: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _counts(
-    source: str, line: Mapping[str, str], number: Callable[..., float], r: float, d: float, injection: str
+    source: str,
+    line: Mapping[str, str | None],
+    number: Callable[..., float],
+    r: float,
+    d: float,
+    injection: str,
 ) -> dict[str, float]:
     """Parameter counts of a row: as given, else of the 20-layer layouts, r=1 split as 2-16-2 (spec section
     3).

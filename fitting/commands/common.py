@@ -81,6 +81,15 @@ def add_output_options(parser: argparse.ArgumentParser, report: bool = True) -> 
         parser.add_argument("--overwrite", action="store_true", help="let --report replace an earlier report")
 
 
+def load(paths: Iterable[str], with_loss: bool = True) -> Runs:
+    """Load runs; the word `published` stands for the shipped grid, unless a file has that name."""
+    from fitting.loading import load_runs
+    from fitting.published import GRID
+
+    named = [GRID if path == "published" and not Path(path).exists() else Path(path) for path in paths]
+    return load_runs(*named, with_loss=with_loss)
+
+
 def select(runs: Runs, options: argparse.Namespace) -> tuple[Runs, Runs]:
     """The runs to fit, and the same before --exclude. Raises `FitError`."""
     from fitting.errors import FitError

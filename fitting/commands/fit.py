@@ -23,13 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Fit, print or report. Raises `FitError` and `RecordError` for bad input."""
     from fitting.analysis import Settings, analyse
-    from fitting.loading import load_runs
     from fitting.report import check_folder, write_report
     from fitting.sections import sections
 
     if options.report:
         check_folder(options.report, options.overwrite)
-    kept, chosen = common.select(load_runs(*options.runs), options)
+    kept, chosen = common.select(common.load(options.runs), options)
     settings = Settings(
         starts=options.starts,
         seed=options.seed,
