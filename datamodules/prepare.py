@@ -33,7 +33,7 @@ from datamodules.stages import (
     shuffle_key,
     tokenize_unit,
 )
-from datamodules.storage import write_atomically, write_index
+from datamodules.storage import ASIDE, write_atomically, write_index
 from datamodules.tokenizers import Tokenizer
 from datamodules.workers import run_jobs
 
@@ -122,8 +122,10 @@ def _prepare(
         sources = _tokenize(job, units, workers, progress)
         shards = _pack(job, sources, len(units), workers, progress)
         _finish(job, sources, shards)
-    for leftover in ("units", "shards"):
-        shutil.rmtree(work / leftover, ignore_errors=True)
+    for name in ("units", "shards"):
+        shutil.rmtree(work / name, ignore_errors=True)
+    for leftover in work.glob(f"*{ASIDE}"):
+        leftover.unlink()
     manifest = manifests.read(work)
     os.replace(work, out)
     (out / _PLAN).unlink()
@@ -142,7 +144,7 @@ def _open_work(work: Path, plan: dict[str, Any]) -> None:
     else:
         work.mkdir(exist_ok=True)
         # An interruption at the very beginning leaves the plan half written and nothing else.
-        if any(entry.name != f"{_PLAN}.tmp" for entry in work.iterdir()):
+        if any(not entry.name.startswith(_PLAN) for entry in work.iterdir()):
             raise DataError(
                 f"{work} exists and was not left by a preparation: move it away, or choose another folder"
             )

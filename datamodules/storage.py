@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,10 @@ CHUNK_BYTES = 16 * 2**20
 this is chosen for object storage (few requests) and for `verify`, which names the damaged chunk."""
 
 
+ASIDE = ".tmp"
+"""Ending of files that are being written."""
+
+
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
     """Two bytes per token where they suffice, else four."""
     return np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
@@ -43,7 +48,8 @@ def file_sha256(path: Path) -> str:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write aside, flush to disk, rename: a reader sees the old file or the new one, never half of one."""
-    aside = path.with_name(path.name + ".tmp")
+    # Named after the process: a worker whose parent was killed may still be writing the same file.
+    aside = path.with_name(f"{path.name}.{os.getpid()}{ASIDE}")
     with aside.open("wb") as file:
         file.write(content)
         file.flush()
@@ -63,8 +69,9 @@ def write_rows(
     from litdata import TokensLoader
     from litdata.streaming.writer import BinaryWriter
 
-    aside = folder / f".{prefix}"
-    _remove_tree(aside)
+    for leftover in folder.glob(f".{prefix}.*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    aside = folder / f".{prefix}.{os.getpid()}"
     writer: BinaryWriter | None = None
     for index, row in enumerate(rows):
         if writer is None:
@@ -97,15 +104,8 @@ def write_rows(
             }
         )
         os.replace(written, final)
-    _remove_tree(aside)
+    shutil.rmtree(aside)
     return chunks
-
-
-def _remove_tree(folder: Path) -> None:
-    import shutil
-
-    if folder.exists():
-        shutil.rmtree(folder)
 
 
 def write_index(folder: Path, chunks: list[dict[str, Any]]) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.context import BaseContext
 from typing import Any, TypeVar
 
 from datamodules.errors import DataError
@@ -21,7 +22,7 @@ def run_jobs(
 ) -> Iterator[tuple[Name, dict[str, Any]]]:
     """Yield (name, function(*arguments)) for each (name, arguments), as they finish.
 
-    Processes are spawned, not forked: the caller may hold a GPU, threads and locks. At the first error the
+    Processes are not forked from this one, which may hold a GPU, threads and locks. At the first error the
         jobs that
     have not started are dropped.
 
@@ -32,10 +33,7 @@ def run_jobs(
         for name, arguments in calls:
             yield name, function(*arguments)
         return
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(
-        min(workers, len(calls)), mp_context=context, initializer=_start_worker, initargs=(os.getpid(),)
-    )
+    pool = ProcessPoolExecutor(min(workers, len(calls)), mp_context=_context(), initializer=_start_worker)
     try:
         futures = {pool.submit(function, *arguments): name for name, arguments in calls}
         for future in as_completed(futures):
@@ -49,14 +47,23 @@ def run_jobs(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _start_worker(parent: int) -> None:
+def _context() -> BaseContext:
+    """Workers forked from a clean server, which imports what they need once; else spawned."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["datamodules.stages", "litdata"])
+    return context
+
+
+def _start_worker() -> None:
     # The processes are the parallelism; threads inside each would only compete.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    threading.Thread(target=_leave_with_parent, args=(parent,), daemon=True).start()
+    threading.Thread(target=_leave_with_parent, args=(os.getppid(),), daemon=True).start()
 
 
 def _leave_with_parent(parent: int) -> None:
-    """A parent that is killed outright cannot stop its workers, so each watches for it."""
+    """A parent that is killed outright cannot stop its workers, so each watches for its going."""
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(1)

@@ -55,8 +55,8 @@ def test_tokens_take_as_few_bytes_as_they_need(tmp_path, vocab_size, dtype):
 
 def test_writing_again_replaces_what_an_interrupted_run_left(tmp_path, small_chunks):
     first = write(tmp_path, numbered(10))
-    (tmp_path / ".chunk-00000").mkdir()
-    (tmp_path / ".chunk-00000" / "half.bin").write_bytes(b"x")
+    (tmp_path / ".chunk-00000.77").mkdir()
+    (tmp_path / ".chunk-00000.77" / "half.bin").write_bytes(b"x")
     assert write(tmp_path, numbered(10)) == first
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"chunk-00000-{i}.bin" for i in range(3)] + [
         "index.json"
