@@ -29,6 +29,20 @@ class StepProgressBar(TQDMProgressBar):
         self._tokens_before = self._monitor.tokens
         self._planned_flops = trainer.max_steps * pl_module.batch_tokens * pl_module.flops_per_token
 
+    def init_validation_tqdm(self) -> Tqdm:
+        # A second line would break up the first one wherever the output is no terminal.
+        bar = super().init_validation_tqdm()
+        if self.trainer.state.fn == "fit":
+            bar.disable = True
+        return bar
+
+    def on_validation_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
+        super().on_validation_batch_end(trainer, *args, **kwargs)
+        if trainer.state.fn == "fit" and not self.is_disabled:
+            loop = trainer.fit_loop.epoch_loop.val_loop
+            done, total = loop.batch_progress.current.ready, sum(loop.max_batches)
+            self.train_progress_bar.set_description("training" if done >= total else f"validating {done}/{total}")
+
     def on_train_epoch_start(self, trainer: L.Trainer, *_: Any) -> None:
         self.train_progress_bar.reset(trainer.max_steps)
         self.train_progress_bar.initial = trainer.global_step

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -45,6 +47,10 @@ class LoopedCLI(LightningCLI):
             parser_kwargs={"description": __doc__},
             run=run,
         )
+
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        # An abbreviated key is as often a mistyped one.
+        return super().init_parser(**{"allow_abbrev": False, **kwargs})
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument(
@@ -150,6 +156,13 @@ def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
+def quiet() -> None:
+    """Leave out what is no message to a user of this command line."""
+    warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(lambda r: "litlogger" not in r.getMessage())
+
+
 def main() -> None:
     """Run the command in sys.argv."""
+    quiet()
     LoopedCLI()

@@ -32,7 +32,9 @@ def _closest(name: str, names: Iterable[str], what: str) -> str:
 
 
 def _keys(parser: Any) -> list[str]:
-    return [a.dest for a in parser._actions if a.option_strings and not a.dest.endswith(".help")]
+    return [
+        a.dest for a in parser._actions if a.option_strings and a.dest != "help" and not a.dest.endswith(".help")
+    ]
 
 
 def _unknown_key(message: str, parser: Any) -> str:
@@ -45,7 +47,7 @@ def _unknown_key(message: str, parser: Any) -> str:
     keys = _keys(parser)
     prefix = full.rpartition(".")[0]
     inside = [key for key in keys if key.startswith(f"{prefix}.")] if prefix else []
-    return _closest(full, inside or {key.split(".")[0] for key in keys}, f"Keys of {prefix or 'this command'}")
+    return _closest(full, inside or {key.split(".")[0] for key in keys}, f"Keys of {prefix}" if inside else "Keys")
 
 
 def _unknown_argument_of_class(message: str, parser: Any) -> str:
@@ -67,7 +69,9 @@ def _unknown_argument_of_class(message: str, parser: Any) -> str:
 def _unknown_class(message: str, parser: Any) -> str:
     match = re.search(r'Parser key "([\w.]+)"', message)
     action = next((a for a in parser._actions if match and a.dest == match.group(1)), None)
-    wrong = re.search(r"(?:has no attribute '|Got value: |No module named '|class_path=')([\w.]+)", message)
+    wrong = re.search(
+        r"(?:Given value: |Got value: |dot import path string: |class_path=')([\w.]+)", message
+    ) or re.search(r"(?:has no attribute '|No module named ')([\w.]+)", message)
     typehint = getattr(action, "_typehint", None)
     if typehint is None or wrong is None:
         return ""
