@@ -1,6 +1,4 @@
-"""`python -m fitting COMMAND`: parses first, then loads what the command needs, so that help answers at
-once.
-"""
+"""Scaling laws of looped language models, from run records: `python -m fitting COMMAND --help`."""
 
 from __future__ import annotations
 

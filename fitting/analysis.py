@@ -19,6 +19,7 @@ from fitting.profile import profile_curve
 from fitting.resampling import bootstrap
 from fitting.results import FitResult
 from fitting.runs import Runs
+from fitting.solver import Problem, minimise
 from fitting.splits import INJECTION_ONCE, PAPER, REGRESSED
 
 Progress = Callable[[str], None]
@@ -75,6 +76,7 @@ def analyse(
     if _is_power(result.law):
         out["splits"] = _splits(runs, result, settings, search, progress)
         out["restricted"] = _restricted(runs, result.law, search, progress)
+        out["phi_path"] = _phi_path(runs, result, settings.workers)
     progress("Chinchilla law per r")
     out["chinchilla"] = _chinchilla(runs, search)
     progress("budget halves and leaving groups out")
@@ -95,6 +97,7 @@ def analyse(
         out["laws"] = diagnostics.compare_laws(runs, rivals, **search)
     progress("allocation")
     out["allocation"] = _allocation(runs, result, out["chinchilla"])
+    out["curves"] = _curves(runs, result, out.get("restricted", []))
     return out
 
 
@@ -214,6 +217,60 @@ def _restricted(runs: Runs, law: Law, search: dict[str, Any], progress: Progress
         progress(f"restricted fit phi = {phi:g}")
         rows.append({"phi": phi} | fit(runs, JointLaw(FixedPower(phi), law.split), **search).to_dict())
     return rows
+
+
+def _phi_path(runs: Runs, result: FitResult, workers: int | None) -> list[dict[str, float]]:
+    """The law refitted with phi held at values from -0.5 to 1.5: what the report's slider shows."""
+    law = result.law
+    values = np.round(np.arange(-0.5, 1.5001, 0.025), 6)
+    bounds = np.tile(np.asarray(law.bounds, dtype=float), (len(values), 1, 1))
+    bounds[:, -1] = values[:, None]
+    starts = np.tile(result.theta, (len(values), 1))
+    starts[:, -1] = values
+    observed, x = np.log(runs.val_loss), law.inputs(runs)
+    problem = Problem(law, x, observed, np.ones(len(runs)), bounds[:, :, 0], bounds[:, :, 1])
+    found = minimise(problem, starts, workers=workers)
+    loss = np.exp(law.log_loss_and_gradient(found.theta, x)[0])
+    rmse = np.sqrt(((runs.val_loss - loss) ** 2).mean(axis=1))
+    rows = []
+    for point, error, objective in zip(law.to_reported(found.theta), rmse, found.objective, strict=True):
+        rows.append(
+            dict(zip(law.param_names, map(float, point), strict=True))
+            | {"rmse": float(error), "objective": float(objective)}
+        )
+    return rows
+
+
+def _curves(runs: Runs, result: FitResult, restricted: list[dict[str, Any]]) -> dict[str, Any]:
+    """Counts and FLOPs over the width, and the law's compute-optimal loss over C, per r, for figures."""
+    budgets = np.geomspace(runs.budget.min() / 1.5, runs.budget.max() * 1.5, 25)
+    laws: list[tuple[str, Law, np.ndarray]] = [("law", result.law, result.theta)]
+    for row in restricted:
+        fixed = JointLaw(FixedPower(row["phi"]), result.law.split)
+        laws.append((f"phi = {row['phi']:g}", fixed, fixed.to_theta(row["parameters"])))
+    rows = []
+    for r in runs.recurrences:
+        try:
+            widths = allocation.Widths.of(runs, result.law, float(r))
+        except FitError:
+            continue
+        d = np.geomspace(widths.sampled[0] / 1.3, widths.sampled[-1] * 1.3, 60)
+        once, rec = widths.counts(d)
+        frontier = {
+            name: [allocation.law_optimum(law, theta, widths, c).loss for c in budgets]
+            for name, law, theta in laws
+        }
+        rows.append(
+            {
+                "r": float(r),
+                "d_model": d.tolist(),
+                "n_once": once.tolist(),
+                "n_rec": rec.tolist(),
+                "flops_per_token": widths.flops(d).tolist(),
+                "frontier": frontier,
+            }
+        )
+    return {"budgets": budgets.tolist(), "per_r": rows}
 
 
 def _chinchilla(runs: Runs, search: dict[str, Any]) -> list[dict[str, Any]]:

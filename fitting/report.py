@@ -1,14 +1,22 @@
-"""Write a report folder."""
+"""Write a report folder: fit.json, report.md, report.html and the figures, every number out of the
+analysis (F36).
+"""
 
 from __future__ import annotations
 
+import base64
+import html
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from fitting.errors import FitError
+from fitting.records import write_bytes_atomically, write_text_atomically
+from fitting.sections import Section, Table, sections
 
 FILES = ("fit.json", "report.md", "report.html")
+_TEMPLATE = Path(__file__).with_name("report_page.html")
 
 
 def check_folder(folder: Path, overwrite: bool) -> None:
@@ -22,5 +30,63 @@ def check_folder(folder: Path, overwrite: bool) -> None:
         )
 
 
-def write_report(analysis: dict[str, Any], folder: Path, progress: Callable[[str], None]) -> list[Path]:
-    raise FitError("later")
+def write_report(
+    analysis: dict[str, Any], folder: Path, progress: Callable[[str], None] = lambda _: None
+) -> list[Path]:
+    """Write everything into `folder` (made if missing), each file atomically. Returns the paths."""
+    from fitting.plots import figures
+
+    progress("drawing figures")
+    drawn = figures(analysis)
+    content = sections(analysis)
+    # Through JSON once, so that text, page and file show the very same numbers.
+    text = json.dumps(analysis, indent=2, allow_nan=False) + "\n"
+    written = [write_text_atomically(folder / "fit.json", text)]
+    written += [write_bytes_atomically(folder / name, png) for name, (_, png) in drawn.items()]
+    written.append(write_text_atomically(folder / "report.md", _markdown(content, drawn)))
+    written.append(write_text_atomically(folder / "report.html", _page(analysis, content, drawn)))
+    return written
+
+
+def _title(analysis: dict[str, Any]) -> str:
+    name = analysis["parameter_of_interest"]
+    fit = analysis["fit"]
+    return f"{name} = {fit['parameters'][name]:.4f}, split {fit['split']}, status {fit['status']}"
+
+
+def _markdown(content: list[Section], drawn: dict[str, tuple[str, bytes]]) -> str:
+    parts = ["# Scaling-law report", *[section.markdown() for section in content], "## Figures"]
+    parts += [f"![{caption}]({name})\n\n{caption}" for name, (caption, _) in drawn.items()]
+    parts.append("Every number here comes from `fit.json` in this folder.")
+    return "\n\n".join(parts) + "\n"
+
+
+def _page(analysis: dict[str, Any], content: list[Section], drawn: dict[str, tuple[str, bytes]]) -> str:
+    body = "\n".join(_html_section(section) for section in content)
+    for caption, png in drawn.values():
+        data = base64.b64encode(png).decode("ascii")
+        body += f'\n<figure><img alt="{html.escape(caption)}" src="data:image/png;base64,{data}">'
+        body += f"<figcaption>{html.escape(caption)}</figcaption></figure>"
+    keys = ("data", "curves", "phi_path", "allocation", "profile", "fit")
+    # "<" must not end the script element early.
+    data = json.dumps({key: analysis[key] for key in keys if key in analysis}).replace("<", "\\u003c")
+    page = _TEMPLATE.read_text(encoding="utf-8")
+    values = {"TITLE": html.escape(_title(analysis)), "DATA": data, "SECTIONS": body}
+    for name, value in values.items():
+        page = page.replace(f"@@{name}@@", value)
+    return page
+
+
+def _html_section(section: Section) -> str:
+    parts = [f"<h2>{html.escape(section.title)}</h2>"]
+    for part in section.parts:
+        if isinstance(part, Table):
+            head = "".join(f"<th>{html.escape(cell)}</th>" for cell in part.header)
+            rows = "".join(
+                "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
+                for row in part.rows
+            )
+            parts.append(f'<div class="wide"><table><tr>{head}</tr>{rows}</table></div>')
+        else:
+            parts.append(f"<p>{html.escape(part)}</p>")
+    return "\n".join(parts)

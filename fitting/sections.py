@@ -56,7 +56,7 @@ def sections(analysis: dict[str, Any]) -> list[Section]:
 def interval_text(intervals: Sequence[dict[str, Any]]) -> str:
     """The recommended interval as text; never a bare number."""
     best = next((i for i in intervals if i["recommended"]), None)
-    return f"[{best['low']:.4f}, {best['high']:.4f}]" if best else "not estimated"
+    return f"[{significant(best['low'])}, {significant(best['high'])}]" if best else "not estimated"
 
 
 def _fit(analysis: dict[str, Any]) -> Section:

@@ -35,7 +35,7 @@ def add_run_options(parser: argparse.ArgumentParser, runs: bool = True) -> None:
     """Which runs are read and which of them are used."""
     if runs:
         parser.add_argument(
-            "runs", nargs="+", metavar="RUNS", help="run records, folders of them, or CSV files"
+            "runs", nargs="+", metavar="RUNS", help="run records, folders, CSV files, or published"
         )
     parser.add_argument(
         "--where", action="append", default=[], metavar="RULE", help="use only runs such as 'budget<=4.64e18'"
@@ -54,7 +54,7 @@ def add_law_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", default="paper", help="where the injection is counted (default: paper)")
 
 
-def add_search_options(parser: argparse.ArgumentParser, starts: int = 500, resamples: int = 200) -> None:
+def add_search_options(parser: argparse.ArgumentParser, starts: int = 500, resamples: int = 1000) -> None:
     """How hard to search and how often to resample."""
     parser.add_argument("--starts", type=int, default=starts, help=f"starts of every fit (default: {starts})")
     parser.add_argument(

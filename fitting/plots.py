@@ -1,0 +1,283 @@
+"""The report's figures, drawn from fit.json alone (F36). matplotlib is loaded only here.
+
+Colours are Okabe and Ito's, safe for colour-blind readers; every r also has its own marker.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402
+import numpy as np  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter  # noqa: E402
+
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_STYLE = {
+    "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "legend.fontsize": 7, "axes.spines.top": False,
+    "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25, "lines.linewidth": 1.2,
+    "lines.markersize": 3.5, "figure.constrained_layout.use": True, "savefig.dpi": 200,
+}  # fmt: skip
+_WIDTH = 6.6
+
+Analysis = dict[str, Any]
+
+
+def figures(analysis: Analysis) -> dict[str, tuple[str, bytes]]:
+    """Every figure the analysis has content for: file name -> (caption, PNG)."""
+    out = {}
+    with plt.rc_context(_STYLE):  # type: ignore[arg-type]
+        for name, (caption, needs, draw) in _FIGURES.items():
+            if not needs(analysis):
+                continue
+            figure = draw(analysis)
+            buffer = io.BytesIO()
+            # A fixed metadata makes the same analysis give the same bytes.
+            figure.savefig(buffer, format="png", metadata={"Software": None})
+            plt.close(figure)
+            out[f"{name}.png"] = (caption, buffer.getvalue())
+    return out
+
+
+def _look(analysis: Analysis, r: float) -> dict[str, Any]:
+    index = analysis["data"]["recurrences"].index(r)
+    return {"color": _COLOURS[index % len(_COLOURS)], "marker": _MARKERS[index % len(_MARKERS)]}
+
+
+def _colour(analysis: Analysis, r: float) -> dict[str, Any]:
+    return {"color": _look(analysis, r)["color"]}
+
+
+def _log_ticks(axis: Any) -> None:
+    """Labels such as 30M at 1 and 3 of each decade only: the default labels overlap at this size."""
+    axis.set_major_locator(LogLocator(base=10, subs=(1.0, 3.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _short(value: float) -> str:
+    for unit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if 0.999 * unit <= value < 999 * unit:
+            return f"{value / unit:.0f}{letter}"
+    return f"{value:.0e}".replace("+", "")
+
+
+def _points(analysis: Analysis, r: float) -> dict[str, np.ndarray]:
+    chosen = [p for p in analysis["data"]["points"] if p["r"] == r]
+    return {key: np.array([p[key] for p in chosen]) for key in chosen[0] if key != "source"}
+
+
+def _ratios(analysis: Analysis) -> Figure:
+    figure, (left, right) = plt.subplots(1, 2, figsize=(_WIDTH, 2.6))
+    rows = analysis["fit"]["effective_ratios"]
+    r = [row["r"] for row in rows]
+    left.plot(r, [row["unique"] for row in rows], "o-", color=_COLOURS[0], label="unique")
+    left.plot(
+        r,
+        [row["effective"] for row in rows],
+        "s--",
+        color=_COLOURS[1],
+        label="effective",
+    )
+    left.set(xlabel="recurrences r", ylabel="parameters relative to r = 1", ylim=(0, 1.15))
+    base = rows[0]["flops_per_token"] / 3
+    right.plot(r, [row["flops_per_token"] / 3 / base for row in rows], "^-", color=_COLOURS[2])
+    right.set(xlabel="recurrences r", ylabel=f"forward FLOPs/token relative to r = {r[0]:g}", ylim=(0, 1.25))
+    for axis in (left, right):
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(r, [f"{value:g}" for value in r])
+    left.legend()
+    figure.suptitle(f"d_model {rows[0]['d_model']:g}, split {analysis['fit']['split']}", fontsize=8)
+    return figure
+
+
+def _frontier(analysis: Analysis) -> Figure:
+    figure, axes = plt.subplots(1, 2, figsize=(_WIDTH, 2.9), sharey=True)
+    budgets = analysis["curves"]["budgets"]
+    for axis, key, title in zip(axes, ("law", "phi = 1"), ("fitted law", "fit with phi = 1"), strict=True):
+        for row in analysis["curves"]["per_r"]:
+            if key not in row["frontier"]:
+                continue
+            axis.plot(budgets, row["frontier"][key], **_colour(analysis, row["r"]))
+        for r in analysis["data"]["recurrences"]:
+            minima = [p["optimum"] for p in analysis["allocation"]["parabolas"] if p["r"] == r]
+            minima = [o for o in minima if o["loss"] is not None]
+            axis.plot(
+                [o["flops"] for o in minima], [o["loss"] for o in minima], linestyle="", label=f"r = {r:g}",
+                **_look(analysis, r),
+            )  # fmt: skip
+        axis.set(xscale="log", xlabel="training FLOPs C", title=title)
+    axes[0].set_ylabel("compute-optimal loss (nats/token)")
+    axes[0].legend(title="points: parabola minima")
+    return figure
+
+
+def _isoflops(analysis: Analysis) -> Figure:
+    budgets = analysis["data"]["budgets"]
+    columns = min(3, len(budgets))
+    rows = -(-len(budgets) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(_WIDTH, 2.2 * rows), squeeze=False)
+    for axis, budget in zip(axes.flat, budgets, strict=False):
+        for r in analysis["data"]["recurrences"]:
+            cell = _points(analysis, r)
+            inside = cell["budget"] == budget
+            axis.plot(
+                cell["n"][inside],
+                cell["loss"][inside],
+                linestyle="",
+                label=f"r = {r:g}",
+                **_look(analysis, r),
+            )
+            for p in analysis["allocation"]["parabolas"]:
+                if (p["r"], p["budget"]) != (r, budget) or p["coefficients"] is None:
+                    continue
+                u = np.linspace(np.log(cell["n"][inside].min()), np.log(cell["n"][inside].max()), 60)
+                a, b, c = p["coefficients"]
+                axis.plot(np.exp(u), a + b * u + c * u * u, **_colour(analysis, r))
+                if p["optimum"]["loss"] is not None:
+                    axis.plot(
+                        p["optimum"]["n"], p["optimum"]["loss"], marker="*", markersize=8, markeredgecolor="black",
+                        markeredgewidth=0.6, linestyle="", **_colour(analysis, r),
+                    )  # fmt: skip
+        axis.set(xscale="log", title=f"C = {budget:.3g} FLOPs")
+        _log_ticks(axis.xaxis)
+    for axis in axes.flat[len(budgets) :]:
+        axis.set_visible(False)
+    for axis in axes[-1]:
+        axis.set_xlabel("unique parameters N")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("loss (nats/token)")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=len(labels), title="stars: parabola minima"
+    )
+    return figure
+
+
+def _allocation(analysis: Analysis) -> Figure:
+    figure, axes = plt.subplots(1, 2, figsize=(_WIDTH, 2.9))
+    names = (("n", "N* (unique parameters)"), ("tokens", "D* (tokens)"))
+    for axis, (key, label) in zip(axes, names, strict=True):
+        for row in analysis["allocation"]["per_r"]:
+            if "refusal" in row:
+                continue
+            r, look = row["r"], _look(analysis, row["r"])
+            law = row["from_joint_law"]["optima"]
+            axis.plot([o["flops"] for o in law], [o[key] for o in law], color=look["color"])
+            minima = [p["optimum"] for p in analysis["allocation"]["parabolas"] if p["r"] == r]
+            minima = [o for o in minima if o[key] is not None]
+            axis.plot(
+                [o["flops"] for o in minima],
+                [o[key] for o in minima],
+                linestyle="",
+                label=f"r = {r:g}",
+                **look,
+            )
+        axis.set(xscale="log", yscale="log", xlabel="training FLOPs C", ylabel=label)
+        _log_ticks(axis.yaxis)
+    handles, labels = axes[0].get_legend_handles_labels()
+    title = "lines: joint law, exact F(N); points: parabola minima"
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), title=title)
+    return figure
+
+
+def _predicted(analysis: Analysis) -> Figure:
+    recurrences = analysis["data"]["recurrences"]
+    figure, axes = plt.subplots(
+        1, len(recurrences), figsize=(_WIDTH, 2.3), sharex=True, sharey=True, squeeze=False
+    )
+    for axis, r in zip(axes[0], recurrences, strict=True):
+        p = _points(analysis, r)
+        span = [min(p["loss"].min(), p["predicted"].min()), max(p["loss"].max(), p["predicted"].max())]
+        axis.plot(span, span, color="0.5", linewidth=0.8)
+        axis.plot(p["predicted"], p["loss"], linestyle="", **_look(analysis, r))
+        rmse = np.sqrt((p["residual"] ** 2).mean())
+        axis.set(title=f"r = {r:g}: RMSE {rmse:.4f}", xlabel="predicted loss")
+    axes[0, 0].set_ylabel("observed loss (nats/token)")
+    return figure
+
+
+def _residuals(analysis: Analysis) -> Figure:
+    figure, axes = plt.subplots(1, 2, figsize=(_WIDTH, 2.7), sharey=True)
+    for axis, key, label in zip(axes, ("n", "tokens"), ("unique parameters N", "tokens D"), strict=True):
+        axis.axhline(0, color="0.5", linewidth=0.8)
+        for r in analysis["data"]["recurrences"]:
+            p = _points(analysis, r)
+            axis.plot(p[key], p["residual"], linestyle="", label=f"r = {r:g}", **_look(analysis, r))
+        axis.set(xscale="log", xlabel=label)
+        _log_ticks(axis.xaxis)
+    axes[0].set_ylabel("observed - predicted (nats)")
+    axes[1].legend(ncols=2)
+    return figure
+
+
+def _profile(analysis: Analysis) -> Figure:
+    name = analysis["parameter_of_interest"]
+    figure, axis = plt.subplots(figsize=(_WIDTH, 3.0))
+    curve = analysis["profile"]
+    values, statistic = np.array(curve["values"]), np.array(curve["statistic"])
+    intervals = analysis["fit"]["intervals"][name]
+    top = 3.84 * 2.6
+    axis.plot(values, statistic, color="black", label="profile T")
+    axis.axhline(3.84, color="0.5", linestyle=":", linewidth=1)
+    axis.annotate("3.84", (0.005, 3.84), xycoords=("axes fraction", "data"), va="bottom", fontsize=7)
+    axis.axvline(analysis["fit"]["parameters"][name], color="0.5", linewidth=0.8)
+    for i, interval in enumerate(intervals):
+        height = -0.9 * (i + 1)
+        axis.plot(
+            [interval["low"], interval["high"]], [height, height], color=_COLOURS[i],
+            linewidth=3.5 if interval["recommended"] else 2,
+            label=interval["method"] + (" (recommended)" if interval["recommended"] else ""),
+        )  # fmt: skip
+    low, high = min(i["low"] for i in intervals), max(i["high"] for i in intervals)
+    margin = 0.35 * (high - low)
+    axis.set(
+        xlabel=f"{name} (split {analysis['fit']['split']})", ylabel="T (below 0: intervals)",
+        ylim=(-0.9 * (len(intervals) + 1), top), xlim=(low - margin, high + margin),
+    )  # fmt: skip
+    axis.set_yticks([0, 3.84, 7.68], ["0", "", "7.7"])
+    figure.legend(loc="outside lower center", ncols=3)
+    return figure
+
+
+def _always(analysis: Analysis) -> bool:
+    return True
+
+
+_FIGURES: dict[str, tuple[str, Callable[[Analysis], bool], Callable[[Analysis], Figure]]] = {
+    "ratios": (
+        "Unique parameters and effective size (N_once + m·N_rec) relative to r = 1 at one width; forward "
+        "FLOPs.",
+        lambda a: len(a["fit"]["effective_ratios"]) > 1,
+        _ratios,
+    ),
+    "frontier": (
+        "Compute-optimal loss against training FLOPs: parabola minima, the fitted law, and the law with "
+        "phi = 1.",
+        lambda a: "restricted" in a and len(a["curves"]["per_r"]) > 0,
+        _frontier,
+    ),
+    "isoflops": (
+        "Loss against unique parameters for every budget, with parabolas and their minima.",
+        _always,
+        _isoflops,
+    ),
+    "allocation": (
+        "Compute-optimal size and tokens against training FLOPs.",
+        lambda a: any("refusal" not in row for row in a["allocation"]["per_r"]),
+        _allocation,
+    ),
+    "predicted": ("Observed against predicted loss for every r.", _always, _predicted),
+    "residuals": ("Residuals against size and tokens.", _always, _residuals),
+    "profile": (
+        "Profile likelihood of the parameter of interest, and all intervals.",
+        lambda a: "profile" in a,
+        _profile,
+    ),
+}
