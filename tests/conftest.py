@@ -39,3 +39,18 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working folder."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def tiny_data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A prepared folder of rows of 17 bytes, made once per test session."""
+    from datamodules import ByteTokenizer, PrepareSettings, TextFiles
+    from datamodules.prepare import prepare
+
+    folder = tmp_path_factory.mktemp("corpus")
+    for i in range(40):
+        (folder / f"{i}.txt").write_text(f"document {i}: " + "the loop runs once more " * (3 + i % 5))
+    out = tmp_path_factory.mktemp("prepared") / "rows"
+    settings = PrepareSettings(seq_len=16, val_fraction=0.2)
+    prepare(TextFiles([str(folder)]), ByteTokenizer(), settings, out, progress=False)
+    return out
