@@ -113,6 +113,11 @@ def read(folder: Path) -> dict[str, Any]:
     return manifest
 
 
+def size(manifest: dict[str, Any]) -> int:
+    """Bytes of all chunks."""
+    return sum(chunk["bytes"] for part in manifest["splits"].values() for chunk in part["chunks"])
+
+
 def check_files(folder: Path, manifest: dict[str, Any], content: bool) -> list[str]:
     """Faults of the data files, one line each, naming the file; empty when all is well.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from tqdm.auto import tqdm
 
 from datamodules import manifest as manifests
@@ -71,7 +71,7 @@ def prepare(
     out = Path(out).absolute()
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(str(out) + ".lock"):
+        with _locked(out, progress):
             if out.exists():
                 return _existing(out, corpus, tokenizer, settings)
             return _prepare(corpus, tokenizer, settings, out, workers, progress)
@@ -264,6 +264,21 @@ def _finish(job: Job, sources: list[dict[str, Any]], shards: dict[str, list[dict
         job.corpus.settings(), job.tokenizer, job.settings, sources, shards, counts
     )
     manifests.write(job.work, content_manifest)
+
+
+@contextmanager
+def _locked(out: Path, progress: bool) -> Iterator[None]:
+    lock = FileLock(f"{out}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        if progress:
+            tqdm.write(f"another process is preparing {out}: waiting for it", file=sys.stderr)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _bar(total: int, what: str, unit: str, progress: bool, done: int = 0) -> Any:

@@ -31,6 +31,10 @@ from datamodules.tokenizers import BPETokenizer, Tokenizer, load_tokenizer
 
 log = logging.getLogger(__name__)
 
+SMALL_BYTES = 2**28
+"""Up to this size every hash is compared when data is opened (half a second); beyond, sizes only, and
+`python -m datamodules verify` does the rest."""
+
 
 class TokenDataModule(LightningDataModule):
     """Rows of tokens from a corpus, prepared on first use and cached, or from a folder prepared beforehand.
@@ -170,9 +174,12 @@ class TokenDataModule(LightningDataModule):
             # A cached folder's name already says its corpus.
             corpus = self._corpus if self._given else None
             check_recipe(folder, manifest, asked, self._tokenizer, corpus, self.vocab_size)
-            faults = manifests.check_files(folder, manifest, content=False)
+            faults = manifests.check_files(folder, manifest, content=manifests.size(manifest) <= SMALL_BYTES)
             if faults:
-                raise DataError(f"the data in {folder} is damaged: {'; '.join(faults[:5])}. Prepare it again")
+                way_out = (
+                    "Restore or prepare it again" if self._given else "Delete that folder and start again"
+                )
+                raise DataError(f"the data in {folder} is damaged: {'; '.join(faults[:5])}. {way_out}")
             self.manifest = manifest
             train_chunks = manifest["splits"]["train"]["chunks"]
             self._order = RowOrder([chunk["rows"] for chunk in train_chunks], self.seed)

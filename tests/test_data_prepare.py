@@ -169,21 +169,21 @@ def test_sources_that_changed_during_an_interruption_are_not_mixed(tmp_path, sma
         run(corpus, tmp_path / "out", tokenizer=ByteTokenizer())
 
 
-def test_two_at_once_prepare_once(tmp_path):
+def test_two_at_once_prepare_once(tmp_path, capsys):
     corpora_read = [FailingCorpus(made_up_texts(80), fail_at=None) for _ in range(3)]
-    results = []
-    threads = [
-        threading.Thread(
-            target=lambda c=c: results.append(run(c, tmp_path / "out", tokenizer=ByteTokenizer()))
-        )
-        for c in corpora_read
-    ]
+    hashes = []
+
+    def start(corpus):
+        hashes.append(prepare(corpus, ByteTokenizer(), SETTINGS, tmp_path / "out")["hash"])
+
+    threads = [threading.Thread(target=start, args=(corpus,)) for corpus in corpora_read]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(results) == 3 and len({result["hash"] for result in results}) == 1
-    assert sorted(len(c.read) for c in corpora_read) == [0, 0, 8]
+    assert len(hashes) == 3 and len(set(hashes)) == 1
+    assert sorted(len(corpus.read) for corpus in corpora_read) == [0, 0, 8]
+    assert capsys.readouterr().err.count("another process is preparing") == 2
 
 
 @pytest.mark.parametrize(
