@@ -88,7 +88,7 @@ def _ratios(analysis: Analysis) -> Figure:
     left.set(xlabel="recurrences r", ylabel="parameters relative to r = 1", ylim=(0, 1.15))
     base = rows[0]["flops_per_token"] / 3
     right.plot(r, [row["flops_per_token"] / 3 / base for row in rows], "^-", color=_COLOURS[2])
-    right.set(xlabel="recurrences r", ylabel=f"forward FLOPs/token relative to r = {r[0]:g}", ylim=(0, 1.25))
+    right.set(xlabel="recurrences r", ylabel="relative forward FLOPs/token", ylim=(0, 1.25))
     for axis in (left, right):
         axis.set_xscale("log", base=2)
         axis.set_xticks(r, [f"{value:g}" for value in r])
@@ -142,8 +142,8 @@ def _isoflops(analysis: Analysis) -> Figure:
                 axis.plot(np.exp(u), a + b * u + c * u * u, **_colour(analysis, r))
                 if p["optimum"]["loss"] is not None:
                     axis.plot(
-                        p["optimum"]["n"], p["optimum"]["loss"], marker="*", markersize=8, markeredgecolor="black",
-                        markeredgewidth=0.6, linestyle="", **_colour(analysis, r),
+                        p["optimum"]["n"], p["optimum"]["loss"], marker="*", markersize=8,
+                        markeredgecolor="black", markeredgewidth=0.6, linestyle="", **_colour(analysis, r),
                     )  # fmt: skip
         axis.set(xscale="log", title=f"C = {budget:.3g} FLOPs")
         _log_ticks(axis.xaxis)

@@ -153,6 +153,10 @@ class Runs:
         extra = {name: column[chosen] for name, column in self.extra.items()}
         return dataclasses.replace(self, **columns, extra=extra, excluded=(*self.excluded, *excluded))
 
+    def with_loss(self, val_loss: np.ndarray) -> Runs:
+        """The same runs with other losses (n,), for simulations."""
+        return dataclasses.replace(self, val_loss=np.asarray(val_loss, dtype=float))
+
     def where(self, *rules: str) -> Runs:
         """Keep the runs that satisfy every rule, e.g. `where("r>1", "budget<=2.15e18")`. Raises
         `FitError`.

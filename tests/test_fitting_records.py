@@ -1,4 +1,6 @@
-"""The run record: round trip, atomic writing, refusals that name file and field for every kind of bad value."""
+"""The run record: round trip, atomic writing, refusals that name file and field for every kind of bad
+value.
+"""
 
 import dataclasses
 import json

@@ -1,0 +1,140 @@
+"""Records and CSV files in: what is accepted, and that every refusal names file and field."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from test_fitting_records import record_fields
+
+from fitting.loading import load_runs
+from fitting.published import GRID
+from fitting.records import RecordError, RunRecord
+
+HEADER = "r,size,flops_budget,flops_per_token,tokens,val_loss"
+ROW = "4,10,1e18,1e9,1e9,2.8"
+
+
+def save(folder, name, **changes):
+    return RunRecord(**record_fields(**changes)).save(folder / f"{name}.run.json")
+
+
+def test_records_become_a_table(tmp_path):
+    parts = {"injection": 40, "lanes": 2, "block": 58}
+    save(tmp_path / "a", "step10", parameters=parts)
+    runs = load_runs(tmp_path)
+    assert len(runs) == 1 and runs.n_injection.tolist() == [42]
+    assert runs.n_once.tolist() == [200] and runs.flops_convention == "paper"
+
+
+def test_successive_checkpoints_of_one_run_count_once_and_the_others_are_listed(tmp_path):
+    for step in (5, 10):
+        save(tmp_path, f"step{step}", steps=step, tokens=64 * step)
+    save(tmp_path, "broken", run_name="other", status="diverged", val_loss=None, stop_reason="NaN at step 3")
+    runs = load_runs(tmp_path)
+    assert [str(s).rpartition("/")[2] for s in runs.source] == ["step10.run.json"]
+    rules = sorted(gone.rule for gone in runs.excluded)
+    assert rules == ["status=diverged (NaN at step 3)", "step 5 of a run that has a record at step 10"]
+
+
+def test_the_same_file_named_twice_counts_once(tmp_path):
+    path = save(tmp_path, "one")
+    assert len(load_runs(path, tmp_path)) == 1
+
+
+def test_duplicates_and_mixed_conventions_are_refused(tmp_path):
+    save(tmp_path / "a", "x")
+    save(tmp_path / "b", "x")
+    with pytest.raises(RecordError, match=r"b/x.run.json.*same run as .*a/x.run.json"):
+        load_runs(tmp_path)
+    save(tmp_path / "b", "x", seed=2, flops_convention="causal")
+    with pytest.raises(RecordError, match="flops_convention.*causal.*paper"):
+        load_runs(tmp_path)
+
+
+def test_a_csv_needs_no_more_than_the_design_and_the_losses(tmp_path):
+    path = tmp_path / "runs.csv"
+    path.write_text(f"{HEADER}\n{ROW}\n1,10,,1e9,1e9,2.7\n")
+    runs = load_runs(path)
+    layer = 12 * 640**2 + 2 * 640
+    assert runs.n_once == pytest.approx(4 * layer + 3 * 640)
+    assert runs.n_rec == pytest.approx([4 * layer + 2 * 640**2, 16 * layer])
+    assert runs.flops_budget[0] == 1e18 and np.isnan(runs.flops_budget[1])
+
+
+def test_the_shipped_grid_counts_as_the_specification_says():
+    runs = load_runs(GRID)
+    chosen = runs.where("d_model=1280")
+    sizes = dict(zip(chosen.r, chosen.n_total / 1e6, strict=True))
+    assert sizes[1] == pytest.approx(393.3, abs=0.05) and sizes[4] == pytest.approx(160.6, abs=0.05)
+
+
+def test_injections_other_than_linear_are_counted(tmp_path):
+    path = tmp_path / "runs.csv"
+    rows = [
+        f"8,10,1e18,1e9,{d}e9,2.8,{kind},,"
+        for d, kind in enumerate(("additive", "hyperconnections"), start=1)
+    ]
+    path.write_text("\n".join([f"{HEADER},injection,bptt,seed", *rows]) + "\n")
+    assert load_runs(path).n_injection.tolist() == [0, 64]
+    path.write_text(f"{HEADER},injection\n{ROW},mine\n")
+    with pytest.raises(RecordError, match="injection.*mine.*n_injection"):
+        load_runs(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f"{HEADER}\n4,10,1e18,1e9,1e9,nan\n", ":2.*val_loss.*nan"),
+        (f"{HEADER}\n4,10,1e18,1e9,0,2.8\n", ":2.*tokens.*0"),
+        (f"{HEADER}\n4,10,1e18,1e9,many,2.8\n", ":2.*tokens.*many"),
+        (f"{HEADER}\n3,10,1e18,1e9,1e9,2.8\n", ":2.*'r'.*divide 16"),
+        (f"{HEADER}\n2.5,10,1e18,1e9,1e9,2.8\n", ":2.*'r'.*whole"),
+        (f"{HEADER}\n{ROW}\n{ROW}\n", ":3.*same run as .*:2"),
+        (f"{HEADER},flops_convention\n{ROW},mine\n", ":2.*flops_convention.*mine"),
+        (
+            f"{HEADER},flops_convention\n{ROW},paper\n1,10,1e18,1e9,1e9,2.8,causal\n",
+            "flops_convention.*differs",
+        ),
+        ("r,size,flops_budget,flops_per_token,tokens\n4,10,1e18,1e9,1e9\n", "val_loss.*missing"),
+        ("r,flops_budget,flops_per_token,tokens,val_loss\n4,1e18,1e9,1e9,2.8\n", "d_model.*missing"),
+        (HEADER + "\n", "no finished run"),
+    ],
+)
+def test_bad_tables_name_line_and_column(tmp_path, text, words):
+    path = tmp_path / "runs.csv"
+    path.write_text(text)
+    with pytest.raises(RecordError, match=words):
+        load_runs(path)
+
+
+def test_a_design_may_lack_losses_where_it_says_so(tmp_path):
+    path = tmp_path / "design.csv"
+    path.write_text("r,size,flops_budget,flops_per_token,tokens\n4,10,1e18,1e9,1e9\n")
+    assert np.isnan(load_runs(path, with_loss=False).val_loss).all()
+
+
+def test_what_is_not_there_is_said(tmp_path):
+    with pytest.raises(RecordError, match="nowhere.*does not exist"):
+        load_runs(tmp_path / "nowhere")
+    with pytest.raises(RecordError, match="holds no run record"):
+        load_runs(tmp_path)
+    save(tmp_path, "x", status="stopped", stop_reason="signal")
+    with pytest.raises(RecordError, match="no finished run.*signal"):
+        load_runs(tmp_path)
+
+
+def test_an_unknown_schema_version_names_the_file(tmp_path):
+    path = save(tmp_path, "x")
+    path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 9'))
+    with pytest.raises(RecordError, match="x.run.json.*schema_version.*9"):
+        load_runs(path)
+
+
+def test_labels_tell_architectures_apart(tmp_path):
+    lanes = {"class_path": "m.HyperConnectionLanes", "init_args": {"num_lanes": 2}}
+    base = record_fields()["components"]
+    save(tmp_path, "a")
+    save(tmp_path, "b", run_name="hc", components=base | {"lanes": lanes})
+    labels = sorted(load_runs(tmp_path).injection)
+    assert labels == ["Linear", "Linear+HyperConnectionLanes(num_lanes=2)"]
+    assert dataclasses.is_dataclass(RunRecord)
