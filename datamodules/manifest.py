@@ -95,19 +95,28 @@ def read(folder: Path) -> dict[str, Any]:
             f"{folder} holds no {MANIFEST}: it was not written by `python -m datamodules prepare`, or that "
             "did not finish (run it again; it goes on where it stopped)"
         )
+    return check_content(path.read_bytes(), str(path))
+
+
+def check_content(content: bytes, where: str) -> dict[str, Any]:
+    """The manifest in these bytes, its own hash checked; `where` is for messages.
+
+    Raises:
+        DataError: not JSON, another format version, or changed since it was written.
+    """
     try:
-        manifest = json.loads(path.read_text())
+        manifest = json.loads(content)
         version, stated = manifest["format"], manifest["hash"]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{path} is damaged ({error!r}): prepare the data again into another folder"
+            f"{where} is damaged ({error!r}): prepare the data again into another folder"
         ) from error
     if version != FORMAT:
-        raise DataError(f"{path} has format {version}, this version reads {FORMAT}: prepare the data again")
+        raise DataError(f"{where} has format {version}, this version reads {FORMAT}: prepare the data again")
     actual = manifest_hash(manifest)
     if actual != stated:
         raise DataError(
-            f"{path} was changed after it was written: it states hash {stated[:16]}, its content has "
+            f"{where} was changed after it was written: it states hash {stated[:16]}, its content has "
             f"{actual[:16]}. Prepare the data again"
         )
     return manifest
@@ -118,18 +127,22 @@ def size(manifest: dict[str, Any]) -> int:
     return sum(chunk["bytes"] for part in manifest["splits"].values() for chunk in part["chunks"])
 
 
-def check_files(folder: Path, manifest: dict[str, Any], content: bool) -> list[str]:
+def check_files(
+    folder: Path, manifest: dict[str, Any], content: bool, chunks_may_miss: bool = False
+) -> list[str]:
     """Faults of the data files, one line each, naming the file; empty when all is well.
 
     Args:
         content: compare every hash (reads all data); else presence and size only (fast).
+        chunks_may_miss: a chunk that is not there is no fault (remote data, fetched when it is read).
     """
     faults = []
     for split, part in manifest["splits"].items():
         for chunk in part["chunks"]:
             path = folder / split / chunk["filename"]
             if not path.is_file():
-                faults.append(f"{split}/{chunk['filename']}: missing")
+                if not chunks_may_miss:
+                    faults.append(f"{split}/{chunk['filename']}: missing")
             elif path.stat().st_size != chunk["bytes"]:
                 faults.append(
                     f"{split}/{chunk['filename']}: {path.stat().st_size} bytes, expected {chunk['bytes']}"

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import torch
     from litdata import StreamingDataset
 
+    from datamodules.remote import RemoteChunks
+
 CHUNK_BYTES = 16 * 2**20
 """Target size of a chunk: a row costs about 50 us to read at random whatever the chunk size (measured), so
 this is chosen for object storage (few requests) and for `verify`, which names the damaged chunk."""
@@ -121,12 +123,16 @@ class Rows:
         folder: folder of the split, holding index.json and chunks.
         row_length: tokens per row, T + 1.
         num_rows: rows in the folder.
+        remote: brings chunks into the folder before they are read; None where they are all there.
     """
 
-    def __init__(self, folder: Path, row_length: int, num_rows: int) -> None:
+    def __init__(
+        self, folder: Path, row_length: int, num_rows: int, remote: RemoteChunks | None = None
+    ) -> None:
         self.folder = folder
         self.row_length = row_length
         self.num_rows = num_rows
+        self.remote = remote
         self._dataset: StreamingDataset | None = None
         self._process = -1
 
@@ -142,6 +148,8 @@ class Rows:
         Raises:
             DataError: the chunk that holds the row is missing or damaged.
         """
+        if self.remote is not None:
+            self.remote.ensure(int(row))
         dataset = self._opened()
         try:
             tokens = dataset[int(row)]

@@ -18,22 +18,16 @@ from torch.utils.data import DataLoader
 
 import datamodules.pretrained
 import datamodules.records  # noqa: F401  the command line lists the classes that are imported
-from datamodules import manifest as manifests
-from datamodules.checks import check_recipe
 from datamodules.corpora import Corpus, StdlibCorpus
 from datamodules.errors import DataError
 from datamodules.position import EndlessBatches, RowOrder, ShardedBatches
-from datamodules.prepare import prepare
-from datamodules.recipe import cache_name, default_cache_dir
+from datamodules.prepared import CachedCorpus, GivenFolder, GivenURL, PreparedData
+from datamodules.recipe import default_cache_dir
 from datamodules.settings import PrepareSettings
-from datamodules.storage import Rows, split_batch
+from datamodules.storage import split_batch
 from datamodules.tokenizers import BPETokenizer, Tokenizer, load_tokenizer
 
 log = logging.getLogger(__name__)
-
-SMALL_BYTES = 2**28
-"""Up to this size every hash is compared when data is opened (half a second); beyond, sizes only, and
-`python -m datamodules verify` does the rest."""
 
 
 class TokenDataModule(LightningDataModule):
@@ -66,7 +60,8 @@ class TokenDataModule(LightningDataModule):
         seed: of the order in which rows are read.
         num_workers: processes that read; the order does not depend on them.
         cache_dir: where prepared data is kept; see `default_cache_dir`.
-        data_dir: a folder written by `python -m datamodules prepare`, used as it is.
+        data_dir: a folder written by `python -m datamodules prepare`, or a URL of one (s3://, gs://, ...),
+            used as it is. Of a URL, chunks are fetched into `cache_dir` when they are first read.
         progress: show progress bars while preparing.
 
     Attributes:
@@ -128,20 +123,18 @@ class TokenDataModule(LightningDataModule):
             "packing_buffer": packing_buffer,
             "seed": prepare_seed,
         }
-        self._asked = {key: value for key, value in asked.items() if value is not None}
-        self._settings = PrepareSettings(seq_len=seq_len, **self._asked)  # type: ignore[arg-type]
-        self._tokenizer, self._corpus = tokenizer, corpus
-        self._given = data_dir is not None
-        self._folder: Path | None = Path(data_dir) if data_dir is not None else None
-        self._cache_dir = Path(cache_dir) if cache_dir is not None else default_cache_dir()
-        if not self._given:
-            self._tokenizer, self._corpus = tokenizer or BPETokenizer(), corpus or StdlibCorpus()
-        if vocab_size is not None:
-            self.vocab_size = vocab_size
-        elif self._tokenizer is not None:
-            self.vocab_size = self._tokenizer.vocab_size
+        given = {key: value for key, value in asked.items() if value is not None}
+        settings = PrepareSettings(seq_len=seq_len, **given)  # type: ignore[arg-type]
+        given["seq_len"] = seq_len
+        cache = Path(cache_dir) if cache_dir is not None else default_cache_dir()
+        self._data: PreparedData
+        if data_dir is None:
+            self._data = CachedCorpus(corpus or StdlibCorpus(), tokenizer or BPETokenizer(), settings, cache)
+        elif "://" in str(data_dir):
+            self._data = GivenURL(str(data_dir), cache, given, tokenizer, corpus)
         else:
-            self.vocab_size = manifests.read(self._data_folder())["tokenizer"]["vocab_size"]
+            self._data = GivenFolder(Path(data_dir), given, tokenizer, corpus)
+        self.vocab_size = vocab_size if vocab_size is not None else self._data.vocab_size
         self.manifest: dict[str, Any] = {}
         self._order: RowOrder | None = None
         # Position: rows consumed = _start_row + (micro-batches processed - _start_batches) · B · W.
@@ -152,36 +145,15 @@ class TokenDataModule(LightningDataModule):
 
     # ---- data
 
-    def _data_folder(self) -> Path:
-        if self._folder is None:
-            assert self._corpus is not None and self._tokenizer is not None
-            self._folder = self._cache_dir / cache_name(self._corpus, self._tokenizer, self._settings)
-        return self._folder
-
     def prepare_data(self) -> None:
         """Prepare the cache where that is not done yet; Lightning calls this on one process per machine."""
-        if self._given:
-            return
-        assert self._corpus is not None and self._tokenizer is not None
-        prepare(self._corpus, self._tokenizer, self._settings, self._data_folder(), progress=self.progress)
+        self._data.prepare(self.progress)
 
     def setup(self, stage: str | None = None) -> None:
         """Open the data and check it against the settings; see the class for what is raised."""
-        folder = self._data_folder()
         if not self.manifest:
-            manifest = manifests.read(folder)
-            asked = {"seq_len": self.seq_len, **self._asked}
-            # A cached folder's name already says its corpus.
-            corpus = self._corpus if self._given else None
-            check_recipe(folder, manifest, asked, self._tokenizer, corpus, self.vocab_size)
-            faults = manifests.check_files(folder, manifest, content=manifests.size(manifest) <= SMALL_BYTES)
-            if faults:
-                way_out = (
-                    "Restore or prepare it again" if self._given else "Delete that folder and start again"
-                )
-                raise DataError(f"the data in {folder} is damaged: {'; '.join(faults[:5])}. {way_out}")
-            self.manifest = manifest
-            train_chunks = manifest["splits"]["train"]["chunks"]
+            self.manifest = self._data.open(self.vocab_size)
+            train_chunks = self.manifest["splits"]["train"]["chunks"]
             self._order = RowOrder([chunk["rows"] for chunk in train_chunks], self.seed)
         if self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
             if self.trainer is not self._position_trainer and not self._restored:
@@ -220,7 +192,7 @@ class TokenDataModule(LightningDataModule):
     def load_tokenizer(self) -> Tokenizer:
         """The tokenizer that the data was prepared with, ready to encode and decode."""
         self._split("train")
-        return load_tokenizer(self._data_folder(), self.manifest["tokenizer"]["settings"])
+        return load_tokenizer(self._data.folder, self.manifest["tokenizer"]["settings"])
 
     # ---- position
 
@@ -294,7 +266,8 @@ class TokenDataModule(LightningDataModule):
     # ---- dataloaders
 
     def _loader(self, split: str, batches: Iterable[list[int]]) -> DataLoader[Any]:
-        rows = Rows(self._data_folder() / split, self.seq_len + 1, self._split(split)["rows"])
+        self._split(split)
+        rows = self._data.rows(self.manifest, split)
         # A generator of its own: a DataLoader without one draws from the global state (F26).
         generator = torch.Generator().manual_seed(self.seed)
         return DataLoader(

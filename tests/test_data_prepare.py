@@ -173,7 +173,10 @@ def test_two_at_once_prepare_once(tmp_path, capsys):
     corpora_read = [FailingCorpus(made_up_texts(80), fail_at=None) for _ in range(3)]
     hashes = []
 
+    together = threading.Barrier(3)
+
     def start(corpus):
+        together.wait()
         hashes.append(prepare(corpus, ByteTokenizer(), SETTINGS, tmp_path / "out")["hash"])
 
     threads = [threading.Thread(target=start, args=(corpus,)) for corpus in corpora_read]

@@ -285,7 +285,7 @@ def test_the_corpus_is_prepared_once_and_then_found(tmp_path):
     assert Counted.reads == reads and second.manifest_hash == first.manifest_hash
     other = start(val_fraction=0.4)
     assert other.manifest_hash != first.manifest_hash
-    next((other._data_folder() / "val").glob("*.bin")).unlink()
+    next((other._data.folder / "val").glob("*.bin")).unlink()
     with pytest.raises(DataError, match="missing. Delete that folder and start again"):
         start(val_fraction=0.4)
     assert first.tokenizer_name == "bytes" and 2.5 < first.val_unigram_entropy < 3.5
@@ -298,7 +298,7 @@ def test_the_vocabulary_is_known_before_any_data(folder, tmp_path):
     assert TokenDataModule(ByteTokenizer(), nowhere, vocab_size=32_001).vocab_size == 32_001
     assert module(folder).vocab_size == 257
     default = TokenDataModule()
-    assert default.vocab_size == 4096 and isinstance(default._corpus, StdlibCorpus)
+    assert default.vocab_size == 4096 and default._data.folder.name.startswith("stdlib-bpe4096-T256-")
 
 
 @pytest.mark.parametrize(
@@ -337,26 +337,6 @@ def test_values_out_of_range_are_refused(options, message):
         TokenDataModule(**options)
 
 
-def test_missing_and_damaged_data_is_refused(folder, tmp_path, monkeypatch):
-    import shutil
-
-    with pytest.raises(DataError, match="no prepared data at .*gone"):
-        module(tmp_path / "gone")
-    copy = shutil.copytree(folder, tmp_path / "set")
-    next((copy / "train").glob("*.bin")).unlink()
-    with pytest.raises(
-        DataError, match="is damaged: train/chunk-00000-0.bin: missing. Restore or prepare it"
-    ):
-        module(copy).setup()
-    (chunk,) = (copy / "val").glob("*.bin")
-    content = bytearray(chunk.read_bytes())
-    content[-9] ^= 4
-    chunk.write_bytes(content)
-    with pytest.raises(DataError, match="val/chunk-00000-0.bin: content changed"):
-        module(copy).setup()
-    # Data too large to be hashed at each start is left to `verify`.
-    monkeypatch.setattr("datamodules.tokens.SMALL_BYTES", 10)
-    shutil.copy(next((folder / "train").glob("*.bin")), copy / "train")
-    module(copy).setup()
+def test_what_needs_data_says_so_before_setup(folder):
     with pytest.raises(DataError, match=r"call prepare_data\(\) and setup\(\) first"):
         module(folder).unique_tokens  # noqa: B018
