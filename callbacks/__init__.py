@@ -16,6 +16,7 @@ _EXPORTS = {
     "HParams": "hparams",
     "StepProgressBar": "progress",
     "RunSummary": "summary",
+    "PredictionWriter": "predictions",
 }
 __all__ = list(_EXPORTS)
 

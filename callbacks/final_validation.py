@@ -10,7 +10,7 @@ import lightning as L
 class FinalValidation(L.Callback):
     """When the last step is done, validates over the data module's full validation rows instead of its fast subset."""
 
-    def on_train_batch_end(  # type: ignore[override]
+    def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         finished = trainer.max_steps > 0 and trainer.global_step >= trainer.max_steps

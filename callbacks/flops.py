@@ -61,7 +61,7 @@ class FlopsMonitor(L.Callback):
     def _restart_clock(self) -> None:
         self._mark = (time.perf_counter(), self.tokens)
 
-    def on_train_batch_end(  # type: ignore[override]
+    def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: LoopedLM, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         tokens = batch[1].numel() * trainer.world_size

@@ -21,7 +21,7 @@ class DivergenceGuard(L.Callback):
         FloatingPointError: naming loss and step.
     """
 
-    def on_train_batch_end(  # type: ignore[override]
+    def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: LoopedLM, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if pl_module.logs_step(trainer.global_step):

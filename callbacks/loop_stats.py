@@ -20,7 +20,7 @@ class LoopStats(L.Callback):
     def __init__(self) -> None:
         self._norms: dict[int, Tensor] = {}
 
-    def on_train_batch_start(  # type: ignore[override]
+    def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: LoopedLM, batch: Any, batch_idx: int
     ) -> None:
         last_of_step = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
@@ -31,7 +31,7 @@ class LoopStats(L.Callback):
         state = state.detach()
         self._norms[i] = torch.linalg.vector_norm(state, dtype=torch.float32) / state.numel() ** 0.5
 
-    def on_train_batch_end(  # type: ignore[override]
+    def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: LoopedLM, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if self._norms:

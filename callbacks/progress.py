@@ -23,7 +23,7 @@ class StepProgressBar(TQDMProgressBar):
         super().__init__(refresh_rate=refresh_rate)
         self._planned_flops = 0.0
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:  # type: ignore[override]
+    def on_train_start(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
         super().on_train_start(trainer, pl_module)
         self._monitor = flops_monitor(trainer, needed_by="callbacks.StepProgressBar")
         self._tokens_before = self._monitor.tokens
@@ -41,19 +41,26 @@ class StepProgressBar(TQDMProgressBar):
         if trainer.state.fn == "fit" and not self.is_disabled:
             loop = trainer.fit_loop.epoch_loop.val_loop
             done, total = loop.batch_progress.current.ready, sum(loop.max_batches)
-            self.train_progress_bar.set_description("training" if done >= total else f"validating {done}/{total}")
+            self.train_progress_bar.set_description(
+                "training" if done >= total else f"validating {done}/{total}"
+            )
 
     def on_train_epoch_start(self, trainer: L.Trainer, *_: Any) -> None:
         self.train_progress_bar.reset(trainer.max_steps)
         self.train_progress_bar.initial = trainer.global_step
         self.train_progress_bar.set_description("training")
 
-    def on_train_batch_end(  # type: ignore[override]
+    def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: LoopedLM, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         bar: Tqdm = self.train_progress_bar
         step = trainer.global_step
-        if self.is_disabled or bar.disable or step == bar.n or (step % self.refresh_rate and step != bar.total):
+        if (
+            self.is_disabled
+            or bar.disable
+            or step == bar.n
+            or (step % self.refresh_rate and step != bar.total)
+        ):
             return
         bar.n = step
         elapsed = bar.format_dict["elapsed"]

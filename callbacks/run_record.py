@@ -69,14 +69,10 @@ class RunRecordWriter(L.Callback):
             "val_step": trainer.global_step,
         }
 
-    def on_save_checkpoint(  # type: ignore[override]
-        self, trainer: L.Trainer, pl_module: LoopedLM, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: LoopedLM, checkpoint: dict[str, Any]) -> None:
         checkpoint[CHECKPOINT_KEY] = self.record(trainer, pl_module).to_dict()
 
-    def on_exception(  # type: ignore[override]
-        self, trainer: L.Trainer, pl_module: LoopedLM, exception: BaseException
-    ) -> None:
+    def on_exception(self, trainer: L.Trainer, pl_module: LoopedLM, exception: BaseException) -> None:
         folder = getattr(trainer.checkpoint_callback, "dirpath", None)
         if folder is None or not trainer.is_global_zero or not trainer.training:
             return
@@ -98,7 +94,8 @@ class RunRecordWriter(L.Callback):
         validation = self._validation
         if validation["val_loss"] is not None and not validation["val_loss"] < float("inf"):
             validation = dict.fromkeys(validation)
-        model, data, monitor = pl_module.model, trainer.datamodule, flops_monitor(trainer, "callbacks.RunRecordWriter")  # type: ignore[attr-defined]
+        model, data = pl_module.model, trainer.datamodule  # type: ignore[attr-defined]
+        monitor = flops_monitor(trainer, needed_by="callbacks.RunRecordWriter")
         provenance = pl_module.provenance
         return RunRecord(
             schema_version=RunRecord.SCHEMA_VERSION,
@@ -151,7 +148,7 @@ def run_record(trainer: L.Trainer, needed_by: str) -> RunRecord:
     """
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, RunRecordWriter):
-            return callback.record(trainer, trainer.lightning_module)  # type: ignore[arg-type]
+            return callback.record(trainer, trainer.lightning_module)
     raise ValueError(
         f"{needed_by} needs callbacks.RunRecordWriter, and trainer.callbacks has none. A config that sets "
         "`trainer.callbacks` replaces the list of base.yaml; `trainer.callbacks+` appends to it."
@@ -166,8 +163,12 @@ def code_version() -> str:
         return version
     git = ["git", "-C", str(root)]
     try:
-        commit = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
-        changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True)
+        commit = subprocess.run(
+            [*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True
+        )
+        changed = subprocess.run(
+            [*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True
+        )
     except (OSError, subprocess.CalledProcessError):
         return version
     return f"{version} {commit.stdout.strip()}{'+' if changed.stdout.strip() else ''}"

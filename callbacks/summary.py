@@ -20,14 +20,20 @@ class RunSummary(L.Callback):
         record = run_record(trainer, needed_by="callbacks.RunSummary")
         lines: list[tuple[str, str]] = [("run", f"{record.run_name} ({record.status})")]
         if record.val_loss is not None and record.val_tokens is not None:
-            lines.append(("validation loss", f"{record.val_loss:.4f} nats/token over {record.val_tokens:,} tokens"))
+            lines.append(
+                ("validation loss", f"{record.val_loss:.4f} nats/token over {record.val_tokens:,} tokens")
+            )
             lines.append(("perplexity", f"{math.exp(record.val_loss):.2f}"))
         entropy = getattr(trainer.datamodule, "val_unigram_entropy", None)  # type: ignore[attr-defined]
         if entropy is not None:
-            lines.append(("unigram entropy", f"{entropy:.4f} nats/token of the same tokens (a model without context)"))
+            lines.append(
+                ("unigram entropy", f"{entropy:.4f} nats/token of the same tokens (a model without context)")
+            )
         lines.append(("steps", f"{record.steps:,} of {record.steps_planned:,}"))
         lines.append(("tokens", f"{record.tokens:,}"))
-        lines.append(("training FLOPs", f"{record.training_flops:.4g} (convention {record.flops_convention})"))
+        lines.append(
+            ("training FLOPs", f"{record.training_flops:.4g} (convention {record.flops_convention})")
+        )
         lines.append(("wall time", f"{record.wall_seconds:.0f} s"))
         checkpoint = getattr(trainer.checkpoint_callback, "best_model_path", "")
         if checkpoint:

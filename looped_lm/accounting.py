@@ -1,17 +1,18 @@
 """What a model costs: parameters by section and role, FLOPs per token.
 
-Everything is read off the modules and the BPTT predicate that training uses, so it also holds on the meta device and for
-components of a user's own. Source: arXiv 2604.21106, section 3 and its FLOPs appendix.
+Everything is read off the modules and the BPTT predicate that training uses, so it also holds on the meta device and
+for components of a user's own. Source: arXiv 2604.21106, section 3 and its FLOPs appendix.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import torch
 from torch import nn
 
+from looped_lm.blocks import Attention
+from looped_lm.injection import LinearInjection, PassthroughInjection
 from looped_lm.transformer import LoopedTransformer
 
 #: Share of the full attention matrix that each convention counts.
@@ -86,9 +87,13 @@ def parameter_roles(model: LoopedTransformer) -> dict[str, str]:
     for prefix, component in (("injection", model.injection), ("lanes", model.lanes)):
         for name, role in component.parameter_roles().items():
             if role not in ROLES:
-                raise ValueError(f"{type(component).__name__} gives {name!r} the role {role!r}; roles are {ROLES}.")
+                raise ValueError(
+                    f"{type(component).__name__} gives {name!r} the role {role!r}; roles are {ROLES}."
+                )
             if f"{prefix}.{name}" not in roles:
-                raise ValueError(f"{type(component).__name__}.parameter_roles names {name!r}, which is no parameter.")
+                raise ValueError(
+                    f"{type(component).__name__}.parameter_roles names {name!r}, which is no parameter."
+                )
             roles[f"{prefix}.{name}"] = role
     return roles
 
@@ -105,8 +110,8 @@ def count_roles(model: LoopedTransformer) -> dict[str, int]:
 def flops_per_token(model: LoopedTransformer, seq_len: int, convention: str = "paper") -> float:
     """Training FLOPs per token at context length `seq_len`.
 
-    A product with a weight matrix costs 2 FLOPs per parameter forward and 4 backward. Recurrences without gradients cost
-    their forward alone. The convention `paper` counts the full attention matrix, `causal` half of it.
+    A product with a weight matrix costs 2 FLOPs per parameter forward and 4 backward. Recurrences without gradients
+    cost their forward alone. The convention `paper` counts the full attention matrix, `causal` half of it.
 
     Raises:
         ValueError: an unknown convention.
@@ -116,7 +121,9 @@ def flops_per_token(model: LoopedTransformer, seq_len: int, convention: str = "p
     share = CONVENTIONS[convention]
 
     def forward(layers: nn.Module) -> float:
-        attention = sum(layer.attn.attention_flops_per_token(seq_len) for layer in layers.children())
+        attention = sum(
+            m.attention_flops_per_token(seq_len) for m in layers.modules() if isinstance(m, Attention)
+        )
         return 2 * count(layers) + share * attention
 
     recurrence = forward(model.block) + model.injection.flops_per_token() + model.lanes.flops_per_token()
@@ -129,20 +136,20 @@ def flops_per_token(model: LoopedTransformer, seq_len: int, convention: str = "p
 def reference_tokens(num_recurrences: int) -> float:
     """D_ref of the HyperP transfer: 10 tokens per parameter of the size-10 model, counted as N_once + r·N_rec.
 
-    The published runs take N_once and N_rec from 0-20-0 passthrough if r = 1, else from 2-4-2 linear whatever the layout
-    of the run, with the run's own r.
+    The published runs take N_once and N_rec from 0-20-0 passthrough if r = 1, else from 2-4-2 linear whatever the
+    layout of the run, with the run's own r.
     """
-    from looped_lm.injection import LinearInjection, PassthroughInjection
-
-    layers: dict[str, int]
-    injection: Callable[[int], PassthroughInjection | LinearInjection]
-    if num_recurrences == 1:
-        layers = {"prelude_layers": 0, "recurrent_layers": 20, "coda_layers": 0}
-        injection = PassthroughInjection
-    else:
-        layers = {"prelude_layers": 2, "recurrent_layers": 4, "coda_layers": 2}
-        injection = LinearInjection
+    looped = num_recurrences > 1
     with torch.device("meta"):
-        model = LoopedTransformer(1, 1, size=10, injection=injection, num_recurrences=num_recurrences, **layers)
+        model = LoopedTransformer(
+            vocab_size=1,
+            seq_len=1,
+            size=10,
+            prelude_layers=2 if looped else 0,
+            recurrent_layers=4 if looped else 20,
+            coda_layers=2 if looped else 0,
+            num_recurrences=num_recurrences,
+            injection=LinearInjection if looped else PassthroughInjection,
+        )
     sections = count_parameters(model)
     return 10.0 * (sections.n_once + num_recurrences * sections.n_rec)

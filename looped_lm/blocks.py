@@ -41,9 +41,7 @@ class Rotary(nn.Module):
 
     def _tables(self, seq_len: int, dtype: torch.dtype, device: torch.device | None) -> tuple[Tensor, Tensor]:
         exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float64, device=device) / self.head_dim
-        angles = torch.outer(
-            torch.arange(seq_len, dtype=torch.float64, device=device), 10_000.0**-exponents
-        )
+        angles = torch.outer(torch.arange(seq_len, dtype=torch.float64, device=device), 10_000.0**-exponents)
         cos, sin = angles.cos(), angles.sin()
         if self.bf16_tables:
             cos, sin = cos.to(torch.bfloat16), sin.to(torch.bfloat16)
@@ -82,7 +80,9 @@ class Attention(nn.Module):
         k = F.rms_norm(rotate(k, cos, sin), (self.head_dim,), eps=NORM_EPS)
         # Mixed precision leaves the norms in fp32; attention wants one dtype.
         q, k = q.to(v.dtype), k.to(v.dtype)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.n_kv_heads != self.n_heads)
+        y = F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, enable_gqa=self.n_kv_heads != self.n_heads
+        )
         return self.out(y.transpose(1, 2).reshape(b, t, d))
 
     def attention_flops_per_token(self, seq_len: int) -> int:

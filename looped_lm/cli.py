@@ -54,7 +54,10 @@ class LoopedCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument(
-            "--run_name", type=str | None, default=None, help="Name of the run; null takes the config files' names."
+            "--run_name",
+            type=str | None,
+            default=None,
+            help="Name of the run; null takes the config files' names.",
         )
         parser.link_arguments("data.vocab_size", "model.vocab_size", apply_on="instantiate")
         parser.link_arguments("data.seq_len", "model.seq_len", apply_on="instantiate")
@@ -75,7 +78,11 @@ class LoopedCLI(LightningCLI):
 
         dump = yaml.safe_load(self.parser.dump(self.config, skip_none=False, skip_validation=True))
         config = dump if self.subcommand is None else dump[self.subcommand]
-        self.model.provenance = {"run_name": config["run_name"], "seed": config["seed_everything"], "config": config}
+        self.model.provenance = {
+            "run_name": config["run_name"],
+            "seed": config["seed_everything"],
+            "config": config,
+        }
 
     # ---- Checkpoints ----------------------------------------------------------------------------------------------
 
@@ -89,13 +96,14 @@ class LoopedCLI(LightningCLI):
             raise FileNotFoundError(f"ckpt_path {path!r} is not a file.")
         checkpoint = load_checkpoint(path)
         stored = checkpoint["hyper_parameters"]
-        config = self.config[subcommand]
         if subcommand != "fit" and not names_configuration(self.arguments[1:]):
-            self._take_run_from(checkpoint, config)
-        differences = model_differences(stored, config.model.as_dict())
+            self._take_run_from(checkpoint)
+        differences = model_differences(stored, self.config[subcommand].model.as_dict())
         if not differences:
             return
-        listing = "\n".join(f"  {key}: {old!r} in the checkpoint, {new!r} here" for key, old, new in differences)
+        listing = "\n".join(
+            f"  {key}: {old!r} in the checkpoint, {new!r} here" for key, old, new in differences
+        )
         model_keys = [key for key, _, _ in differences if key.split(".")[0] not in RECIPE]
         if model_keys:
             raise ValueError(
@@ -103,15 +111,17 @@ class LoopedCLI(LightningCLI):
                 "Give the configuration that the checkpoint was trained with (its run folder holds config.yaml)."
             )
         if subcommand == "fit":
-            rank_zero_info(f"The recipe differs from the checkpoint's; the configuration given here is used:\n{listing}")
+            rank_zero_info(
+                f"The recipe differs from the checkpoint's; the configuration given here is used:\n{listing}"
+            )
 
-    def _take_run_from(self, checkpoint: dict[str, Any], config: Any) -> None:
+    def _take_run_from(self, checkpoint: dict[str, Any]) -> None:
         """Model and data as the checkpoint's run had them, for commands that name no configuration of their own."""
         recorded = (checkpoint.get("run_record") or {}).get("config") or {}
-        taken = {key: recorded[key] for key in ("model", "data") if key in recorded}
+        taken = {key: recorded[key] for key in ("run_name", "model", "data") if key in recorded}
         for key in ("vocab_size", "seq_len"):
             taken.get("model", {}).pop(key, None)
-        if not taken:
+        if "model" not in taken:
             raise ValueError(
                 "The checkpoint holds no configuration of its run (it was not trained from the command line): "
                 "give the configuration it was trained with, by --config."
@@ -128,8 +138,14 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise ValueError(f"{path} cannot be read as a checkpoint ({type(error).__name__}: {error}).") from error
-    missing = [k for k in ("state_dict", "hyper_parameters") if not isinstance(checkpoint, dict) or k not in checkpoint]
+        raise ValueError(
+            f"{path} cannot be read as a checkpoint ({type(error).__name__}: {error})."
+        ) from error
+    missing = [
+        k
+        for k in ("state_dict", "hyper_parameters")
+        if not isinstance(checkpoint, dict) or k not in checkpoint
+    ]
     if missing:
         raise ValueError(f"{path} is no checkpoint of a LoopedLM: it has no {' and no '.join(missing)}.")
     return checkpoint
@@ -159,7 +175,9 @@ def _as_list(value: Any) -> list[Any]:
 def quiet() -> None:
     """Leave out what is no message to a user of this command line."""
     warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(lambda r: "litlogger" not in r.getMessage())
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
+        lambda r: "litlogger" not in r.getMessage()
+    )
 
 
 def main() -> None:

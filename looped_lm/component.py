@@ -120,7 +120,9 @@ def import_class(path: str) -> Any:
         return getattr(module, name)
     except AttributeError:
         public = ", ".join(n for n in sorted(dir(module)) if not n.startswith("_"))
-        raise ValueError(f"Class path {path!r}: module {module_name!r} has no {name!r}; it has: {public}.") from None
+        raise ValueError(
+            f"Class path {path!r}: module {module_name!r} has no {name!r}; it has: {public}."
+        ) from None
 
 
 def as_factory(factory: Callable[..., Any] | Mapping[str, Any]) -> Callable[..., Any]:

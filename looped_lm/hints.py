@@ -33,7 +33,9 @@ def _closest(name: str, names: Iterable[str], what: str) -> str:
 
 def _keys(parser: Any) -> list[str]:
     return [
-        a.dest for a in parser._actions if a.option_strings and a.dest != "help" and not a.dest.endswith(".help")
+        a.dest
+        for a in parser._actions
+        if a.option_strings and a.dest != "help" and not a.dest.endswith(".help")
     ]
 
 
@@ -47,7 +49,9 @@ def _unknown_key(message: str, parser: Any) -> str:
     keys = _keys(parser)
     prefix = full.rpartition(".")[0]
     inside = [key for key in keys if key.startswith(f"{prefix}.")] if prefix else []
-    return _closest(full, inside or {key.split(".")[0] for key in keys}, f"Keys of {prefix}" if inside else "Keys")
+    return _closest(
+        full, inside or {key.split(".")[0] for key in keys}, f"Keys of {prefix}" if inside else "Keys"
+    )
 
 
 def _unknown_argument_of_class(message: str, parser: Any) -> str:
@@ -60,7 +64,9 @@ def _unknown_argument_of_class(message: str, parser: Any) -> str:
     else:
         name, path = match.groups()
     try:
-        accepted = [n for n in inspect.signature(import_class(path)).parameters if n not in ("self", "args", "kwargs")]
+        accepted = [
+            n for n in inspect.signature(import_class(path)).parameters if n not in ("self", "args", "kwargs")
+        ]
     except (ValueError, TypeError):
         return ""
     return _closest(name, accepted, f"Arguments of {path}")
@@ -73,7 +79,7 @@ def _unknown_class(message: str, parser: Any) -> str:
         r"(?:Given value: |Got value: |dot import path string: |class_path=')([\w.]+)", message
     ) or re.search(r"(?:has no attribute '|No module named ')([\w.]+)", message)
     typehint = getattr(action, "_typehint", None)
-    if typehint is None or wrong is None:
+    if action is None or typehint is None or wrong is None:
         return ""
     from jsonargparse._typehints import get_all_subclass_paths
 

@@ -1,7 +1,7 @@
 """Lanes: what is carried from one recurrence to the next.
 
-B batch rows, T sequence length, d = d_model, K lanes, r recurrences. `state` is whatever `expand` returns; the loop only
-hands it on. Source: arXiv 2604.21106 (hyperconnections); the idea of lanes: arXiv 2409.19606.
+B batch rows, T sequence length, d = d_model, K lanes, r recurrences. `state` is whatever `expand` returns; the loop
+only hands it on. Source: arXiv 2604.21106 (hyperconnections); the idea of lanes: arXiv 2409.19606.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class SingleLane(Lanes):
 class HyperConnectionLanes(Lanes):
     """K parallel states (B,T,K,d), read and mixed by scalars of their own for every recurrence.
 
-    u = sum_k alpha_i[k] l_k; l <- M_i l + beta_i ⊗ y; the coda reads sum_k l_k. Init: alpha_i = one-hot(i mod K), M_i = I,
-    beta_i = 1. Parameters: r (K² + 2K). The state is (K,B,T,d): lanes lead, so mixing is one matrix product.
+    u = sum_k alpha_i[k] l_k; l <- M_i l + beta_i ⊗ y; the coda reads sum_k l_k. Init: alpha_i = one-hot(i mod K),
+    M_i = I, beta_i = 1. Parameters: r (K² + 2K). The state is (K,B,T,d): lanes lead, so mixing is one matrix product.
 
     Raises:
         ValueError: fewer than two lanes.
@@ -82,7 +82,9 @@ class HyperConnectionLanes(Lanes):
     def __init__(self, d_model: int, num_recurrences: int, num_lanes: int = 2) -> None:
         super().__init__(d_model, num_recurrences)
         if num_lanes < 2:
-            raise ValueError(f"num_lanes is {num_lanes}; hyperconnections need at least 2 (SingleLane carries one).")
+            raise ValueError(
+                f"num_lanes is {num_lanes}; hyperconnections need at least 2 (SingleLane carries one)."
+            )
         self.num_lanes = num_lanes
         r, k = num_recurrences, num_lanes
         self.alpha = nn.Parameter(torch.eye(k)[torch.arange(r) % k])  # (r, K)
@@ -98,7 +100,11 @@ class HyperConnectionLanes(Lanes):
     def write(self, state: Tensor, y: Tensor, i: int) -> Tensor:
         # The residual stream stays fp32 under autocast (spec section 4), which would run this product in bf16.
         device = state.device.type
-        with torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext():
+        with (
+            torch.autocast(device, enabled=False)
+            if torch.amp.is_autocast_available(device)
+            else nullcontext()
+        ):
             mixed = torch.tensordot(self.mixing[i], state.to(self.mixing.dtype), dims=1)
         return mixed + self.beta[i].view(-1, *(1,) * y.dim()) * y
 

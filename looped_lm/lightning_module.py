@@ -59,7 +59,9 @@ class LoopedLM(L.LightningModule):
         if batch_tokens < 1:
             raise ValueError(f"batch_tokens is {batch_tokens}; it must be at least 1.")
         if val_every_steps is not None and val_every_steps < 1:
-            raise ValueError(f"val_every_steps is {val_every_steps}; it must be at least 1, or null for none.")
+            raise ValueError(
+                f"val_every_steps is {val_every_steps}; it must be at least 1, or null for none."
+            )
         self.model = LoopedTransformer(vocab_size, seq_len, **architecture)
         self.seq_len, self.batch_tokens, self.val_every_steps = seq_len, batch_tokens, val_every_steps
         self.horizon: Horizon = as_instance(horizon)
@@ -133,10 +135,12 @@ class LoopedLM(L.LightningModule):
             )
         rows = getattr(trainer.datamodule, "batch_size", None)  # type: ignore[attr-defined]
         if rows is None:
-            raise ValueError("The data module has no `batch_size` (rows per device), so batch_tokens cannot be met.")
+            raise ValueError(
+                "The data module has no `batch_size` (rows per device), so batch_tokens cannot be met."
+            )
         micro_batches = accumulation(self.batch_tokens, rows, self.seq_len, trainer.world_size)
         trainer.accumulate_grad_batches = micro_batches
-        if trainer.fast_dev_run:
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         if self.val_every_steps is not None:
             trainer.val_check_interval = self.val_every_steps * micro_batches
@@ -168,7 +172,7 @@ class LoopedLM(L.LightningModule):
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Log the step's loss over all its micro-batches and ranks, at logging steps only."""
         step = self.trainer.global_step + 1
-        # Lightning takes the metric `step` as the x axis of loggers and in checkpoint names; its own counter lags by one.
+        # The metric `step` is the x axis of loggers and names checkpoints; Lightning's own counter lags by one.
         self.log("step", float(step))
         if self.logs_step(step) and self._step_nats is not None:
             sums = torch.stack((self._step_nats, torch.full_like(self._step_nats, self._step_tokens)))
@@ -178,7 +182,8 @@ class LoopedLM(L.LightningModule):
 
     def logs_step(self, step: int) -> bool:
         """Whether metrics of optimizer step `step`, counted from 1, reach the logger."""
-        every, last = self.trainer.log_every_n_steps, self.trainer.max_steps
+        every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
+        last = self.trainer.max_steps
         return self.trainer.should_stop or 0 < last <= step or (every > 0 and step % every == 0)
 
     # ---- Evaluation ---------------------------------------------------------------------------------------------
@@ -230,7 +235,7 @@ class LoopedLM(L.LightningModule):
             named.setdefault(roles[name], []).append((name, parameter))
         return [{"params": params, "role": role, "lr": rates[role]} for role, params in named.items()]
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> dict[str, Any]:  # type: ignore[override]
         optimizer = self.optimizer_factory(self.parameter_groups())
         steps = self.plan.steps
         scheduler = LambdaLR(optimizer, lambda step: self.schedule.multiplier(min(step, steps), steps))
@@ -248,7 +253,9 @@ class LoopedLM(L.LightningModule):
         only += [f"{name}: only in the model" for name in sorted(ours.keys() - theirs.keys())]
         problems = shapes + only
         if problems:
-            shown = "\n  ".join(problems[:8] + ([f"... and {len(problems) - 8} more"] if len(problems) > 8 else []))
+            shown = "\n  ".join(
+                problems[:8] + ([f"... and {len(problems) - 8} more"] if len(problems) > 8 else [])
+            )
             raise ValueError(
                 f"The checkpoint holds another architecture; {len(problems)} tensor(s) differ:\n  {shown}\n"
                 "Use the configuration the checkpoint was trained with, or LoopedLM.load_from_checkpoint(path)."

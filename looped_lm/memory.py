@@ -1,4 +1,4 @@
-"""Estimate of a training run's memory, measured on the meta device: nothing is allocated."""
+"""Estimate of a training run's memory, measured on fake tensors: nothing is allocated."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
 
 from looped_lm.accounting import count_roles
 from looped_lm.transformer import LoopedTransformer
@@ -33,24 +35,33 @@ class Memory:
 
 def saved_bytes(model: LoopedTransformer, rows: int, seq_len: int) -> int:
     """Bytes that one micro-batch keeps for the backward pass: unique storages of the saved tensors, weights aside."""
-    weights = {p.untyped_storage()._cdata for p in model.parameters()}
     kept: dict[int, Tensor] = {}
+    # Fake tensors of a CPU take the attention kernel that a real run takes; on the meta device there is only the plain
+    # one, which keeps the whole attention matrix.
+    with FakeTensorMode():
+        state = {
+            name: torch.empty(p.shape, dtype=p.dtype, requires_grad=True)
+            for name, p in model.named_parameters()
+        }
+        state |= {name: torch.empty(b.shape, dtype=b.dtype) for name, b in model.named_buffers()}
+        weights = {t.untyped_storage()._cdata for t in state.values()}
 
-    def pack(tensor: Tensor) -> Tensor:
-        key = tensor.untyped_storage()._cdata
-        if key not in weights:
-            # Holding the tensor keeps its storage alive, so that no later one takes its address.
-            kept.setdefault(key, tensor)
-        return tensor
+        def pack(tensor: Tensor) -> Tensor:
+            key = tensor.untyped_storage()._cdata
+            if key not in weights:
+                # Holding the tensor keeps its storage alive, so that no later one takes its address.
+                kept.setdefault(key, tensor)
+            return tensor
 
-    tokens = torch.zeros(rows, seq_len, dtype=torch.int64, device="meta")
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+        tokens = torch.zeros(rows, seq_len, dtype=torch.int64)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            logits = functional_call(model, state, (tokens,))
+            F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
     return sum(t.untyped_storage().nbytes() for t in kept.values())
 
 
 def estimate(model: LoopedTransformer, rows: int, seq_len: int) -> Memory:
-    """Memory of one process training `rows` rows of `seq_len` tokens per micro-batch; the model is on the meta device."""
+    """Memory of one process that trains on micro-batches of `rows` rows; the model is on the meta device."""
     roles = count_roles(model)
     parameters = sum(roles.values())
     state = sum(n * STATE_FLOATS.get(role, DEFAULT_STATE_FLOATS) for role, n in roles.items())

@@ -73,13 +73,17 @@ class MuonH(Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         if "role" not in group:
-            raise ValueError("MuonH needs parameter groups that carry `role` (see LoopedLM.parameter_groups).")
+            raise ValueError(
+                "MuonH needs parameter groups that carry `role` (see LoopedLM.parameter_groups)."
+            )
         if group["role"] != "matrix":
             return
         names = group.get("param_names") or [f"parameter {i}" for i in range(len(group["params"]))]
         for name, p in zip(names, group["params"], strict=True):
             if p.dim() != 2:
-                raise ValueError(f"{name} has shape {tuple(p.shape)}; MuonH takes two-dimensional matrices only.")
+                raise ValueError(
+                    f"{name} has shape {tuple(p.shape)}; MuonH takes two-dimensional matrices only."
+                )
         # Floats, not tensors: load_state_dict would cast tensors to the parameter's dtype.
         group["initial_norms"] = [float(p.detach().float().norm()) for p in group["params"]]
         for name, norm in zip(names, group["initial_norms"], strict=True):
@@ -91,7 +95,7 @@ class MuonH(Optimizer):
                 )
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One update of every parameter that has a gradient."""
         loss = None
         if closure is not None:

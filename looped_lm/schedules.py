@@ -34,7 +34,7 @@ class RunSize:
 
 @dataclass(frozen=True)
 class Plan:
-    """Length of a run: optimizer steps S, target tokens D (not rounded to steps), and the FLOPs budget C if that set it."""
+    """Length of a run: steps S, target tokens D (not rounded to steps), and the FLOPs budget C if that set it."""
 
     steps: int
     tokens: float
@@ -80,7 +80,9 @@ class FlopsBudget(Horizon):
 
     def plan(self, size: RunSize) -> Plan:
         tokens = self.flops / size.flops_per_token
-        steps = _at_least_one(round(tokens / size.batch_tokens), tokens, size, f"A budget of {self.flops:g} FLOPs")
+        steps = _at_least_one(
+            round(tokens / size.batch_tokens), tokens, size, f"A budget of {self.flops:g} FLOPs"
+        )
         return Plan(steps, tokens, self.flops)
 
 
@@ -104,7 +106,9 @@ class TokensPerParameter(Horizon):
     def plan(self, size: RunSize) -> Plan:
         tokens = self.ratio * (size.n_once + size.num_recurrences * size.n_rec)
         steps = int(tokens // size.batch_tokens)
-        return Plan(_at_least_one(steps, tokens, size, f"A ratio of {self.ratio:g} tokens per parameter"), tokens)
+        return Plan(
+            _at_least_one(steps, tokens, size, f"A ratio of {self.ratio:g} tokens per parameter"), tokens
+        )
 
 
 class Steps(Horizon):

@@ -141,7 +141,9 @@ def _check_sizes(values: Mapping[str, Any]) -> None:
         if values[name] < 0:
             raise ValueError(f"{name} is {values[name]}; it must not be negative.")
     if values["head_dim"] % 2:
-        raise ValueError(f"head_dim is {values['head_dim']}; the rotary embedding turns pairs, so it must be even.")
+        raise ValueError(
+            f"head_dim is {values['head_dim']}; the rotary embedding turns pairs, so it must be even."
+        )
     if not values["logit_softcap"] > 0:
         raise ValueError(f"logit_softcap is {values['logit_softcap']}; it must be positive.")
 

@@ -16,7 +16,9 @@ torch.set_num_threads(min(2, torch.get_num_threads()))
 
 
 @pytest.fixture
-def run_cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+def run_cli(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
     """Run `python -m looped_lm ARGS` inside this process; returns the exit status and all it printed."""
 
     def run(*args: str) -> tuple[int, str]:

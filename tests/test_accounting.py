@@ -87,7 +87,12 @@ def test_every_cell_of_the_iso_depth_grid_has_the_published_flops_and_parameters
 
 @pytest.mark.parametrize(
     "size, r, n, flops",
-    [(20, 1, 393.3e6, 3.235e9), (20, 4, 160.6e6, 3.3136e9), (6, 1, 35_405_952, 4.7505e8), (6, 8, 10_917_504, 4.892e8)],
+    [
+        (20, 1, 393.3e6, 3.235e9),
+        (20, 4, 160.6e6, 3.3136e9),
+        (6, 1, 35_405_952, 4.7505e8),
+        (6, 8, 10_917_504, 4.892e8),
+    ],
 )
 def test_check_values_of_the_specification(size: int, r: int, n: float, flops: float) -> None:
     model = paper_model(size, r)
@@ -109,7 +114,9 @@ def test_truncation_and_lanes_equal_the_closed_forms(size: int, r: int) -> None:
         lanes = paper_model(
             size, r, injection=PassthroughInjection, lanes=partial(HyperConnectionLanes, num_lanes=k)
         )
-        assert flops_per_token(lanes, SEQ_LEN) == reference.flops_per_token(d, r, layout, "passthrough", lanes=k)
+        assert flops_per_token(lanes, SEQ_LEN) == reference.flops_per_token(
+            d, r, layout, "passthrough", lanes=k
+        )
         assert count_parameters(lanes).lanes == r * (k * k + 2 * k)
 
 
@@ -128,7 +135,9 @@ def test_truncation_gives_the_published_median_ratio_of_tokens() -> None:
 
 
 COMBINATIONS: dict[str, dict[str, Any]] = {
-    "r1": dict(prelude_layers=0, recurrent_layers=4, coda_layers=0, num_recurrences=1, injection=PassthroughInjection),
+    "r1": dict(
+        prelude_layers=0, recurrent_layers=4, coda_layers=0, num_recurrences=1, injection=PassthroughInjection
+    ),
     "linear": {},
     "additive": dict(injection=AdditiveInjection),
     "passthrough": dict(injection=PassthroughInjection),

@@ -22,21 +22,29 @@ def test_counts_do_not_depend_on_accumulation(tmp_path: Path, batch_size: int) -
     assert trainer.global_step == 4 and monitor.tokens == 4 * 128
     assert monitor.flops == pytest.approx(4 * 128 * lm.flops_per_token, rel=1e-12)
     assert logger.series("cost/tokens") == [(s, 128.0 * s) for s in (1, 2, 3, 4)]
-    assert [v for _, v in logger.series("cost/flops")] == pytest.approx([128 * s * lm.flops_per_token for s in (1, 2, 3, 4)])
+    assert [v for _, v in logger.series("cost/flops")] == pytest.approx(
+        [128 * s * lm.flops_per_token for s in (1, 2, 3, 4)]
+    )
     assert all(v > 0 for _, v in logger.series("speed/tokens_per_second"))
     assert not logger.series("speed/mfu"), "the peak of this CPU is not known"
 
 
 def test_mfu_is_the_share_of_the_given_peak(tmp_path: Path) -> None:
     logger = RecordingLogger()
-    tiny_trainer(tmp_path, [FlopsMonitor(peak_flops=1e12)], logger=logger).fit(tiny_lm(), datamodule=TinyData())
-    for (_, mfu), (_, speed) in zip(logger.series("speed/mfu"), logger.series("speed/flops_per_second"), strict=True):
+    tiny_trainer(tmp_path, [FlopsMonitor(peak_flops=1e12)], logger=logger).fit(
+        tiny_lm(), datamodule=TinyData()
+    )
+    for (_, mfu), (_, speed) in zip(
+        logger.series("speed/mfu"), logger.series("speed/flops_per_second"), strict=True
+    ):
         assert mfu == pytest.approx(speed / 1e12)
 
 
 def test_counts_go_on_after_a_resume(tmp_path: Path) -> None:
     save = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=2, save_top_k=-1)
-    tiny_trainer(tmp_path, [FlopsMonitor(), save], enable_checkpointing=True).fit(tiny_lm(), datamodule=TinyData())
+    tiny_trainer(tmp_path, [FlopsMonitor(), save], enable_checkpointing=True).fit(
+        tiny_lm(), datamodule=TinyData()
+    )
     monitor = FlopsMonitor()
     trainer = tiny_trainer(tmp_path, [monitor])
     trainer.fit(tiny_lm(), datamodule=TinyData(), ckpt_path=tmp_path / "step=2.ckpt")

@@ -42,21 +42,35 @@ def test_the_record_lies_beside_and_inside_the_final_checkpoint(tmp_path: Path) 
     path = tmp_path / "step=4.ckpt"
     record = RunRecord.from_json(record_path(path).read_text())
     assert record.to_dict() == torch.load(path, weights_only=True)["run_record"]
-    assert (record.status, record.steps, record.steps_planned, record.stop_reason) == ("completed", 4, 4, None)
-    assert (record.tokens, record.batch_tokens, record.val_tokens, record.val_step) == (512, 128, 12 * SEQ_LEN, 4)
+    assert (record.status, record.steps, record.steps_planned, record.stop_reason) == (
+        "completed",
+        4,
+        4,
+        None,
+    )
+    assert (record.tokens, record.batch_tokens, record.val_tokens, record.val_step) == (
+        512,
+        128,
+        12 * SEQ_LEN,
+        4,
+    )
     assert record.val_loss == float(trainer.callback_metrics["val/loss"])
     assert record.training_flops == pytest.approx(512 * lm.flops_per_token)
     assert (record.run_name, record.seed, record.config) == ("tiny", 7, {"model": {"size": 1}})
     assert record.components["injection"] == {"class_path": "looped_lm.LinearInjection", "init_args": {}}
     assert record.n_once + record.n_rec == lm.sections.n and record.flops_convention == "paper"
     assert (record.data_manifest_hash, record.unique_tokens) == ("0" * 8, 10_000)
-    assert sorted(p.name for p in tmp_path.glob("step=*")) == ["step=4.ckpt", "step=4.run.json"], "older ones are removed"
+    assert sorted(p.name for p in tmp_path.glob("step=*")) == ["step=4.ckpt", "step=4.run.json"], (
+        "older ones are removed"
+    )
 
 
 def test_a_checkpoint_before_the_end_is_recorded_as_stopped(tmp_path: Path) -> None:
     run(tmp_path, tiny_lm(val_every_steps=2), max_steps=3)
     record = RunRecord.from_json((tmp_path / "step=3.run.json").read_text())
-    assert record.status == "stopped" and record.stop_reason == "at step 3 of 4" and record.val_loss is not None
+    assert (
+        record.status == "stopped" and record.stop_reason == "at step 3 of 4" and record.val_loss is not None
+    )
 
 
 def test_final_validation_covers_all_rows_and_happens_once(tmp_path: Path) -> None:
@@ -66,12 +80,16 @@ def test_final_validation_covers_all_rows_and_happens_once(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("log_every, says", [(1, "train/loss is nan"), (50, "is not finite")])
-def test_a_nan_stops_the_run_keeps_the_checkpoint_and_is_recorded(tmp_path: Path, log_every: int, says: str) -> None:
+def test_a_nan_stops_the_run_keeps_the_checkpoint_and_is_recorded(
+    tmp_path: Path, log_every: int, says: str
+) -> None:
     """F6. No checkpoint takes the place of the last good one, at logging steps and between them."""
     with pytest.raises(FloatingPointError, match=rf"{says} at step 2: .*before it are in {tmp_path}"):
         _poisoned(tmp_path, log_every)
     assert [p.name for p in tmp_path.glob("*.ckpt")] == ["step=1.ckpt"]
-    assert torch.isfinite(torch.load(tmp_path / "step=1.ckpt", weights_only=True)["state_dict"]["model.head.weight"]).all()
+    assert torch.isfinite(
+        torch.load(tmp_path / "step=1.ckpt", weights_only=True)["state_dict"]["model.head.weight"]
+    ).all()
     record = RunRecord.from_json(next(tmp_path.glob("diverged-*.run.json")).read_text())
     assert record.status == "diverged" and record.steps == 2 and says in (record.stop_reason or "")
 
@@ -113,11 +131,19 @@ def test_hparams_carry_the_final_loss(tmp_path: Path) -> None:
     assert params["final/val_loss"] == float(trainer.callback_metrics["val/loss"])
 
 
-def test_the_summary_names_loss_tokens_flops_and_paths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_summary_names_loss_tokens_flops_and_paths(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run(tmp_path, tiny_lm(), RunSummary())
     out = capsys.readouterr().out
     record = json.loads((tmp_path / "step=4.run.json").read_text())
-    for part in (f"{record['val_loss']:.4f} nats/token", "unigram entropy  4.1109", "512", "step=4.ckpt", "step=4.run.json"):
+    for part in (
+        f"{record['val_loss']:.4f} nats/token",
+        "unigram entropy  4.1109",
+        "512",
+        "step=4.ckpt",
+        "step=4.run.json",
+    ):
         assert part in out, part
 
 

@@ -29,7 +29,9 @@ class OwnNorm(L.Callback):
     def __init__(self) -> None:
         self.norms: list[float] = []
 
-    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any
+    ) -> None:
         self.norms.append(sum(float((p.grad.double() ** 2).sum()) for p in pl_module.parameters()) ** 0.5)  # type: ignore[union-attr]
 
 
@@ -43,7 +45,9 @@ def test_the_gradient_norm_is_that_of_the_accumulated_gradient(tmp_path: Path) -
 def test_telemetry_is_taken_at_logging_steps_only(tmp_path: Path) -> None:
     logger = RecordingLogger()
     callbacks = [GradientNorm(), LoopStats(), LearningRates()]
-    tiny_trainer(tmp_path, callbacks, logger=logger, log_every_n_steps=2).fit(tiny_lm(), datamodule=TinyData(2))
+    tiny_trainer(tmp_path, callbacks, logger=logger, log_every_n_steps=2).fit(
+        tiny_lm(), datamodule=TinyData(2)
+    )
     for name in ("grad/norm", "loop/state_norm_0", "lr/matrix", "train/loss"):
         assert [s for s, _ in logger.series(name)] == [2, 4], name
 
@@ -65,5 +69,7 @@ def test_state_norms_are_those_of_the_state_after_each_recurrence(tmp_path: Path
     trainer.fit(lm, datamodule=TinyData())
     assert len(states) == 3 and states[0].shape[0] == 2
     for i, state in enumerate(states):
-        assert logger.series(f"loop/state_norm_{i}") == [(1, pytest.approx(float(state.square().mean().sqrt()), rel=1e-5))]
+        assert logger.series(f"loop/state_norm_{i}") == [
+            (1, pytest.approx(float(state.square().mean().sqrt()), rel=1e-5))
+        ]
     assert lm.model.observer is None

@@ -23,7 +23,12 @@ ROOT = Path(looped_lm.__file__).parent.parent
 def in_process_of_its_own(*args: str, code: str | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code] if code else [sys.executable, "-m", "looped_lm", *args]
     return subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120
+        command,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=120,
     )
 
 
@@ -47,10 +52,16 @@ def test_help_and_wrong_commands_answer_without_torch(args: list[str], status: i
 @pytest.mark.parametrize(
     "options, says",
     [
-        (["--model.sise=3"], ["unrecognized arguments: --model.sise", "Did you mean 'model.size'", "model.head_dim"]),
+        (
+            ["--model.sise=3"],
+            ["unrecognized arguments: --model.sise", "Did you mean 'model.size'", "model.head_dim"],
+        ),
         (["--modle.size=3"], ["Did you mean 'model'", "trainer"]),
         (["--trainer.max_step=3"], ["Did you mean 'trainer.max_steps'"]),
-        (["--model.injection=looped_lm.LinearInjektion"], ["Did you mean 'looped_lm.LinearInjection'", "AdditiveInj"]),
+        (
+            ["--model.injection=looped_lm.LinearInjektion"],
+            ["Did you mean 'looped_lm.LinearInjection'", "AdditiveInj"],
+        ),
         (["--model.injection=LinearInjektion"], ["Did you mean 'looped_lm.LinearInjection'"]),
         (["--model.lanes=HyperConnectionLanes", "--model.lanes.num_lane=3"], ["Did you mean 'num_lanes'"]),
         (["--data.seq_length=3"], ["Did you mean 'seq_len'", "batch_size"]),
@@ -58,7 +69,9 @@ def test_help_and_wrong_commands_answer_without_torch(args: list[str], status: i
         (["--model.size=big"], ['"model.size"', "Got value: big"]),
     ],
 )
-def test_what_is_mistyped_is_answered_with_what_exists(run_cli: Any, options: list[str], says: list[str]) -> None:
+def test_what_is_mistyped_is_answered_with_what_exists(
+    run_cli: Any, options: list[str], says: list[str]
+) -> None:
     status, out = run_cli("fit", *options)
     assert status == 2
     assert all(part in out for part in says), out
@@ -69,7 +82,9 @@ def test_unknown_keys_in_a_file_are_errors_too(run_cli: Any, tmp_path: Path) -> 
     wrong.write_text("model:\n  sise: 3\n")
     status, out = run_cli("fit", "--config", str(wrong))
     assert status == 2 and "Did you mean 'model.size'" in out
-    wrong.write_text("model:\n  lanes:\n    class_path: looped_lm.HyperConnectionLanes\n    init_args: {lanes: 3}\n")
+    wrong.write_text(
+        "model:\n  lanes:\n    class_path: looped_lm.HyperConnectionLanes\n    init_args: {lanes: 3}\n"
+    )
     status, out = run_cli("fit", "--config", str(wrong))
     assert status == 2 and "num_lanes" in out
 
@@ -124,7 +139,9 @@ def test_a_folder_that_hides_a_package_is_named(in_folder: Path, monkeypatch: py
         refuse_shadowing()
 
 
-def test_a_torchvision_that_does_not_match_is_explained(run_cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torchvision_that_does_not_match_is_explained(
+    run_cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Broken:
         def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
             if name == "looped_lm.cli":
@@ -155,10 +172,19 @@ def test_a_checkpoint_of_another_model_is_refused_with_every_difference(
     options = tiny_options(tiny_data_dir)
     for subcommand in ("fit", "validate"):
         status, out = run_cli(
-            subcommand, "--config", "r4_additive.yaml", *options, "--model.logit_softcap=20", "--ckpt_path", str(trained)
+            subcommand,
+            "--config",
+            "r4_additive.yaml",
+            *options,
+            "--model.logit_softcap=20",
+            "--ckpt_path",
+            str(trained),
         )
         assert status == 1
-        assert "injection.class_path: 'looped_lm.LinearInjection' in the checkpoint, 'looped_lm.AdditiveInjection' here" in out
+        assert (
+            "injection.class_path: 'looped_lm.LinearInjection' in the checkpoint, 'looped_lm.AdditiveInjection' here"
+            in out
+        )
         assert "logit_softcap: 15.0 in the checkpoint, 20.0 here" in out
 
 

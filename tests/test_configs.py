@@ -50,7 +50,9 @@ def test_every_shipped_config_is_listed_here() -> None:
 
 
 @pytest.mark.parametrize("config", ARCHITECTURES)
-def test_an_architecture_config_says_what_its_name_says_and_nothing_about_scale(run_cli: Any, config: str) -> None:
+def test_an_architecture_config_says_what_its_name_says_and_nothing_about_scale(
+    run_cli: Any, config: str
+) -> None:
     assert set(yaml.safe_load((SHIPPED / config).read_text())) == {"model"}
     base, model = base_config(run_cli)["model"], parsed(run_cli, "--config", config)["model"]
     layout, r, injection, lanes, bptt = ARCHITECTURES[config]
@@ -59,7 +61,15 @@ def test_an_architecture_config_says_what_its_name_says_and_nothing_about_scale(
     for key, name in (("injection", injection), ("lanes", lanes), ("bptt", bptt)):
         spec = model[key]
         assert (spec["class_path"] if isinstance(spec, dict) else spec) == f"looped_lm.{name}"
-    architecture = {"prelude_layers", "recurrent_layers", "coda_layers", "num_recurrences", "injection", "lanes", "bptt"}
+    architecture = {
+        "prelude_layers",
+        "recurrent_layers",
+        "coda_layers",
+        "num_recurrences",
+        "injection",
+        "lanes",
+        "bptt",
+    }
     assert {k: v for k, v in model.items() if k not in architecture} == {
         k: v for k, v in base.items() if k not in architecture
     }
@@ -67,7 +77,9 @@ def test_an_architecture_config_says_what_its_name_says_and_nothing_about_scale(
 
 @pytest.mark.parametrize("config", [*ARCHITECTURES, "base.yaml"])
 def test_every_config_takes_a_step(run_cli: Any, in_folder: Path, tiny_data_dir: Path, config: str) -> None:
-    status, out = run_cli("fit", "--config", config, *tiny_options(tiny_data_dir), "--trainer.fast_dev_run=true")
+    status, out = run_cli(
+        "fit", "--config", config, *tiny_options(tiny_data_dir), "--trainer.fast_dev_run=true"
+    )
     assert status == 0, out
     assert not list(in_folder.iterdir()), "a fast_dev_run leaves nothing behind"
 
@@ -89,15 +101,18 @@ def test_the_paper_overlay_is_the_papers_scale(run_cli: Any) -> None:
     lines = {k.strip(): v.strip() for k, v in lines.items()}
     assert lines["vocabulary"] == "32,001 (tables padded to 32,064)"
     assert lines["width"].startswith("d_model 640, 5 heads of 128")
-    assert lines["FLOPs/token (paper)"] == "1.024573e+09" or float(lines["FLOPs/token (paper)"]) == pytest.approx(
-        1e18 / 976_010_000, rel=0.05
-    )
+    assert lines["FLOPs/token (paper)"] == "1.024573e+09" or float(
+        lines["FLOPs/token (paper)"]
+    ) == pytest.approx(1e18 / 976_010_000, rel=0.05)
     assert lines["batch"].startswith("262,144 tokens")
     assert lines["learning rate: matrix"].startswith("0.01")
 
 
 SWAPS = {
-    "--model.injection=looped_lm.AdditiveInjection": ("injection", {"class_path": "looped_lm.AdditiveInjection"}),
+    "--model.injection=looped_lm.AdditiveInjection": (
+        "injection",
+        {"class_path": "looped_lm.AdditiveInjection"},
+    ),
     "--model.lanes=HyperConnectionLanes --model.lanes.num_lanes=3": (
         "lanes",
         {"class_path": "looped_lm.HyperConnectionLanes", "init_args": {"num_lanes": 3}},
@@ -114,10 +129,16 @@ SWAPS = {
         "horizon",
         {"class_path": "looped_lm.TokensPerParameter", "init_args": {"ratio": 20.0}},
     ),
-    "--model.transfer.matrix=0.02": ("transfer", {"class_path": "looped_lm.HyperP", "init_args": {"matrix": 0.02}}),
+    "--model.transfer.matrix=0.02": (
+        "transfer",
+        {"class_path": "looped_lm.HyperP", "init_args": {"matrix": 0.02}},
+    ),
     "--model.schedule.warmup=0.1 --model.schedule.warmdown=0.5": (
         "schedule",
-        {"class_path": "looped_lm.LinearSchedule", "init_args": {"warmup": 0.1, "warmdown": 0.5, "final": 0.1}},
+        {
+            "class_path": "looped_lm.LinearSchedule",
+            "init_args": {"warmup": 0.1, "warmdown": 0.5, "final": 0.1},
+        },
     ),
 }
 
@@ -145,9 +166,14 @@ def test_callbacks_are_appended_or_replaced_as_written(run_cli: Any, tmp_path: P
     """Trap 4."""
     required = [c["class_path"] for c in base_config(run_cli)["trainer"]["callbacks"]]
     more = tmp_path / "more.yaml"
-    more.write_text("trainer:\n  callbacks+:\n    - class_path: lightning.pytorch.callbacks.DeviceStatsMonitor\n")
+    more.write_text(
+        "trainer:\n  callbacks+:\n    - class_path: lightning.pytorch.callbacks.DeviceStatsMonitor\n"
+    )
     appended = parsed(run_cli, "--config", str(more))["trainer"]["callbacks"]
-    assert [c["class_path"] for c in appended] == [*required, "lightning.pytorch.callbacks.DeviceStatsMonitor"]
+    assert [c["class_path"] for c in appended] == [
+        *required,
+        "lightning.pytorch.callbacks.DeviceStatsMonitor",
+    ]
 
 
 def test_dropping_a_required_callback_is_named(run_cli: Any, in_folder: Path, tiny_data_dir: Path) -> None:

@@ -24,7 +24,9 @@ class Watch(L.Callback):
         self.rates: list[dict[str, float]] = []
         self.validations: list[tuple[int, float]] = []
 
-    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any
+    ) -> None:
         self.rates.append({group["role"]: group["lr"] for group in optimizer.param_groups})
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -113,7 +115,9 @@ def test_any_torch_optimizer_fits_the_seam(tmp_path: Path) -> None:
         dict(optimizer=functools.partial(torch.optim.AdamW, betas=(0.9, 0.99))),
     ],
 )
-def test_a_checkpoint_alone_rebuilds_a_model_built_in_python(tmp_path: Path, overrides: dict[str, Any]) -> None:
+def test_a_checkpoint_alone_rebuilds_a_model_built_in_python(
+    tmp_path: Path, overrides: dict[str, Any]
+) -> None:
     """F22, traps 2 and 3: components come back with their arguments, under weights_only."""
     lm = tiny_lm(**overrides)
     perturb(lm)
@@ -154,7 +158,9 @@ def test_settings_that_contradict_the_recipe_are_refused(
         fit(tmp_path, tiny_lm(**overrides), **trainer)
 
 
-def test_trainer_max_steps_stops_early_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trainer_max_steps_stops_early_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     trainer, watch = fit(tmp_path, tiny_lm(), max_steps=2)
     assert trainer.global_step == 2 and "after 2 of the 4 steps" in capsys.readouterr().out
     assert watch.rates[1]["matrix"] / watch.rates[0]["matrix"] == pytest.approx(1 - 0.9 / 4)
@@ -167,7 +173,10 @@ def test_a_data_module_without_batch_size_is_refused(tmp_path: Path) -> None:
         tiny_trainer(tmp_path).fit(tiny_lm(), datamodule=data)
 
 
-@pytest.mark.parametrize("overrides, says", [(dict(batch_tokens=0), "batch_tokens is 0"), (dict(val_every_steps=0), "val_every_steps is 0")])
+@pytest.mark.parametrize(
+    "overrides, says",
+    [(dict(batch_tokens=0), "batch_tokens is 0"), (dict(val_every_steps=0), "val_every_steps is 0")],
+)
 def test_bad_values_are_refused_at_construction(overrides: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         tiny_lm(**overrides)

@@ -29,7 +29,9 @@ def test_learning_rates_of_one_run_by_hand() -> None:
 @pytest.mark.parametrize("size", [10, 20, 34])
 @pytest.mark.parametrize("budget", [1e18, 1e19])
 @pytest.mark.parametrize("batch", [2**18, 2**19])
-def test_learning_rates_and_steps_equal_the_plain_arithmetic(size: int, r: int, budget: float, batch: int) -> None:
+def test_learning_rates_and_steps_equal_the_plain_arithmetic(
+    size: int, r: int, budget: float, batch: int
+) -> None:
     flops = closed.flops_per_token(64 * size, r, closed.paper_layout(r), closed.paper_injection(r))
     assert flops_per_token(paper_model(size, r), SEQ_LEN) == flops
     steps, tokens = recipe.horizon_from_flops(budget, flops, batch)
@@ -94,7 +96,9 @@ def test_the_default_multiplier_is_one_minus_nine_tenths_of_progress() -> None:
     assert schedule.multiplier(200, 200) == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize("warmup, warmdown, final", [(0, 1, 0.1), (0.1, 0.5, 0.0), (0.25, 0.25, 0.3), (0, 0, 0.1)])
+@pytest.mark.parametrize(
+    "warmup, warmdown, final", [(0, 1, 0.1), (0.1, 0.5, 0.0), (0.25, 0.25, 0.3), (0, 0, 0.1)]
+)
 def test_the_multiplier_equals_the_plain_formula(warmup: float, warmdown: float, final: float) -> None:
     schedule = LinearSchedule(warmup, warmdown, final)
     for steps in (1, 7, 40):
@@ -106,7 +110,9 @@ def test_the_multiplier_equals_the_plain_formula(warmup: float, warmdown: float,
 def test_accumulation_is_exact_or_names_the_numbers() -> None:
     assert accumulation(4096, 8, 256, 1) == 2
     assert accumulation(4096, 8, 256, 2) == 1
-    with pytest.raises(ValueError, match=r"batch_tokens 5,000 .* 8 rows x 256 tokens x 1 .* = 2,048 .*4,096 or 6,144"):
+    with pytest.raises(
+        ValueError, match=r"batch_tokens 5,000 .* 8 rows x 256 tokens x 1 .* = 2,048 .*4,096 or 6,144"
+    ):
         accumulation(5000, 8, 256, 1)
     with pytest.raises(ValueError, match="batch_tokens 1,024 is not a multiple"):
         accumulation(1024, 8, 256, 1)

@@ -79,7 +79,12 @@ INJECTIONS = {
 @pytest.mark.parametrize(
     "name, overrides, injection, window",
     [
-        ("r=1", dict(prelude_layers=0, recurrent_layers=3, coda_layers=0, num_recurrences=1), PassthroughInjection, None),
+        (
+            "r=1",
+            dict(prelude_layers=0, recurrent_layers=3, coda_layers=0, num_recurrences=1),
+            PassthroughInjection,
+            None,
+        ),
         ("linear", {}, LinearInjection, None),
         ("additive", {}, AdditiveInjection, None),
         ("passthrough", {}, PassthroughInjection, None),
@@ -212,8 +217,14 @@ class KeepFirst(BPTTStrategy):
 @pytest.mark.parametrize(
     "overrides, says",
     [
-        (dict(lanes=HyperConnectionLanes, bptt=TruncatedBPTT(1)), "parameters of its own for every recurrence"),
-        (dict(injection=PassthroughInjection, bptt=TruncatedBPTT(1)), "prelude and embedding would get no gradient"),
+        (
+            dict(lanes=HyperConnectionLanes, bptt=TruncatedBPTT(1)),
+            "parameters of its own for every recurrence",
+        ),
+        (
+            dict(injection=PassthroughInjection, bptt=TruncatedBPTT(1)),
+            "prelude and embedding would get no gradient",
+        ),
         (dict(bptt=KeepFirst()), "must be the last ones"),
         (dict(n_kv_heads=3), "must divide the 4 query heads"),
         (dict(num_recurrences=0), "num_recurrences is 0"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 
@@ -50,7 +51,10 @@ def table(model: LoopedLM, batch_size: int, devices: int) -> str:
     layers = f"{len(net.prelude)}-{len(net.block)}-{len(net.coda)}"
     rows: list[tuple[str, str]] = [
         ("layout", f"{layers}, the block run {net.num_recurrences} times"),
-        ("width", f"d_model {net.d_model}, {net.n_heads} heads of {net.head_dim}, {net.n_kv_heads} key/value heads"),
+        (
+            "width",
+            f"d_model {net.d_model}, {net.n_heads} heads of {net.head_dim}, {net.n_kv_heads} key/value heads",
+        ),
         ("vocabulary", f"{net.vocab_size:,} (tables padded to {net.head.out_features:,})"),
         ("", ""),
         *((f"parameters: {name}", f"{n:,}") for name, n in sections.as_dict().items()),
@@ -66,7 +70,10 @@ def table(model: LoopedLM, batch_size: int, devices: int) -> str:
         ("FLOPs budget", "none" if plan.flops_budget is None else f"{plan.flops_budget:.4e}"),
         ("optimizer steps", f"{plan.steps:,}"),
         ("tokens", f"{plan.steps * model.batch_tokens:,} (target {plan.tokens:,.0f})"),
-        ("batch", f"{model.batch_tokens:,} tokens = {devices} x {batch_size} rows x {model.seq_len} x {micro_batches}"),
+        (
+            "batch",
+            f"{model.batch_tokens:,} tokens = {devices} x {batch_size} rows x {model.seq_len} x {micro_batches}",
+        ),
         ("", ""),
         *((f"learning rate: {role}", f"{rate:.6g}") for role, rate in model.learning_rates().items()),
         ("", ""),
@@ -80,13 +87,13 @@ def table(model: LoopedLM, batch_size: int, devices: int) -> str:
     return "\n".join(f"{name:<{width}}  {value}".rstrip() for name, value in rows)
 
 
-def processes(devices: object, num_nodes: object) -> int:
+def processes(devices: Any, num_nodes: int) -> int:
     """Processes that `trainer.devices` and `trainer.num_nodes` name; "auto" counts as one here."""
     if isinstance(devices, (list, tuple)):
         count = len(devices)
     else:
         count = int(devices) if str(devices).isdigit() else 1
-    return max(count, 1) * int(str(num_nodes))
+    return max(count, 1) * num_nodes
 
 
 def main() -> None:

@@ -1,0 +1,169 @@
+"""The promise: one class in a file of one's own, named by class path, and everything else follows.
+
+Each class below is a whole extension. They are trained, counted, grouped and recorded without touching the project.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fitting
+from fitting import Inputs, Law, fit, load_grid
+from looped_lm import BPTTStrategy, Injection, Lanes, LoopedLM
+from tests.cli_options import tiny_options
+
+D = 64
+GRID = Path(fitting.__file__).parent / "published" / "iso_depth_grid.csv"
+
+
+class GatedInjection(Injection):
+    """u = s + g ⊙ (W e): a matrix for MuonH and a vector for AdamW."""
+
+    def __init__(self, d_model: int, gate: float = 1.0) -> None:
+        super().__init__(d_model)
+        self.proj = nn.Linear(d_model, d_model, bias=False)
+        self.gate = nn.Parameter(torch.full((d_model,), gate))
+
+    def initial_state(self, e: Tensor) -> Tensor:
+        return e
+
+    def forward(self, e: Tensor, s: Tensor, i: int) -> Tensor:
+        return s + self.gate * self.proj(e)
+
+    def flops_per_token(self) -> int:
+        return 2 * (self.proj.weight.numel() + self.gate.numel())
+
+
+class MeanLane(Lanes):
+    """One state, averaged with the recurrence's output by a learned weight."""
+
+    def __init__(self, d_model: int, num_recurrences: int, weight: float = 0.5) -> None:
+        super().__init__(d_model, num_recurrences)
+        self.weight = nn.Parameter(torch.tensor([[weight]]))
+
+    def expand(self, s: Tensor) -> Tensor:
+        return s
+
+    def read(self, state: Tensor, i: int) -> Tensor:
+        return state
+
+    def write(self, state: Tensor, y: Tensor, i: int) -> Tensor:
+        return (1 - self.weight) * state + self.weight * y
+
+    def reduce(self, state: Tensor) -> Tensor:
+        return state
+
+
+class LastRecurrence(BPTTStrategy):
+    """Gradients through the last recurrence alone."""
+
+    def keeps_grad(self, i: int, num_recurrences: int) -> bool:
+        return i == num_recurrences - 1
+
+
+class SignDescent(torch.optim.Optimizer):
+    """w <- w - lr·sign(g)."""
+
+    def __init__(self, params: Any, lr: float = 1e-3, scale: float = 1.0) -> None:
+        super().__init__(params, {"lr": lr, "scale": scale})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = closure() if closure is not None else None
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.add_(p.grad.sign(), alpha=-group["lr"] * group["scale"])
+        return loss
+
+
+SEAMS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "injection": ("GatedInjection", {"gate": 0.5}),
+    "lanes": ("MeanLane", {"weight": 0.25}),
+    "bptt": ("LastRecurrence", {}),
+    "optimizer": ("SignDescent", {"scale": 2.0}),
+}
+
+
+def test_components_of_ones_own_train_by_class_path(
+    run_cli: Any, in_folder: Path, tiny_data_dir: Path
+) -> None:
+    options = tiny_options(tiny_data_dir, steps=2)
+    for key, (name, init_args) in SEAMS.items():
+        options.append(f"--model.{key}={__name__}.{name}")
+        options += [f"--model.{key}.{k}={v}" for k, v in init_args.items()]
+    status, out = run_cli("fit", "--config", "r4.yaml", *options)
+    assert status == 0, out
+
+    (path,) = in_folder.glob("runs/r4/version_0/checkpoints/*.run.json")
+    record = json.loads(path.read_text())
+    for key, (name, init_args) in SEAMS.items():
+        spec = record["components"][key]
+        assert spec["class_path"] == f"{__name__}.{name}"
+        assert {k: spec["init_args"][k] for k in init_args} == init_args
+    assert record["parameters"]["injection"] == D * D + D and record["parameters"]["lanes"] == 1
+
+    # Layout 2-4-2, r = 4, one recurrence with gradients: 6 + 3·2 FLOPs per parameter of the block.
+    layer = 12 * D**2 + 2 * D
+    attention = 4 * D * 16
+    recurrence = 2 * 4 * layer + 4 * attention + 2 * (D * D + D)
+    assert (
+        record["flops_per_token"] == 3 * (2 * 4 * layer + 4 * attention + 2 * D * 320) + (3 + 3) * recurrence
+    )
+
+    (checkpoint,) = in_folder.glob("runs/r4/version_0/checkpoints/*.ckpt")
+    lm = LoopedLM.load_from_checkpoint(checkpoint, map_location="cpu", weights_only=True)
+    assert isinstance(lm.model.injection, GatedInjection) and isinstance(lm.model.lanes, MeanLane)
+    optimizer = lm.configure_optimizers()["optimizer"]
+    assert isinstance(optimizer, SignDescent) and optimizer.defaults["scale"] == 2.0
+    groups = {g["role"]: g["param_names"] for g in optimizer.param_groups}
+    assert "injection.proj.weight" in groups["matrix"] and "injection.gate" in groups["norm"]
+    assert groups["lanes"] == ["lanes.weight"], "lanes have their group whatever their shape"
+
+
+def test_the_weights_moved(run_cli: Any, in_folder: Path, tiny_data_dir: Path) -> None:
+    status, out = run_cli(
+        "fit", "--config", "r4.yaml", *tiny_options(tiny_data_dir, steps=1),
+        f"--model.injection={__name__}.GatedInjection",
+    )  # fmt: skip
+    assert status == 0, out
+    (checkpoint,) = in_folder.glob("runs/r4/version_0/checkpoints/*.ckpt")
+    gate = torch.load(checkpoint, weights_only=True)["state_dict"]["model.injection.gate"]
+    assert bool((gate != 1.0).all())
+
+
+class DataLaw(Law):
+    """L = E + B·D^-beta: a law that looks at the tokens alone."""
+
+    name = "data"
+    param_names = ("B", "beta", "E")
+    bounds = np.array([[-5.0, 35.0], [0.0, 2.5], [-3.0, 2.0]])
+    log_parameters = frozenset({"B", "E"})
+
+    def predict(self, theta: np.ndarray, x: Inputs) -> np.ndarray:
+        b, beta, e = theta[:, :1], theta[:, 1:2], theta[:, 2:]
+        return np.exp(e) + np.exp(b - beta * x.log_tokens)
+
+    def gradient(self, theta: np.ndarray, x: Inputs) -> np.ndarray:
+        b, beta, e = theta[:, :1], theta[:, 1:2], theta[:, 2:]
+        data = np.exp(b - beta * x.log_tokens)
+        return np.stack((data, -data * x.log_tokens, np.broadcast_to(np.exp(e), data.shape)), axis=1)
+
+
+def test_a_law_of_ones_own_fits_by_instance_and_by_class_path(capsys: pytest.CaptureFixture[str]) -> None:
+    result = fit(load_grid(), DataLaw(), starts=20, seed=0)
+    assert set(result.parameters) == {"B", "beta", "E"} and 0 < result.r_squared < 1
+
+    from fitting.__main__ import main
+
+    status = main(["fit", str(GRID), "--law", f"{__name__}.DataLaw", "--starts", "20"])
+    assert f"{result.parameters['beta']:.4f}"[:6] in capsys.readouterr().out
+    assert status in (0, 1)
