@@ -40,6 +40,15 @@ _PUBLIC = {
     "Status": "results",
     "Interval": "results",
     "load_grid": "published",
+    "bootstrap": "resampling",
+    "compare": "comparison",
+    "Comparison": "comparison",
+    "analyse": "analysis",
+    "Settings": "analysis",
+    "write_report": "report",
+    "plan": "planner",
+    "Noise": "planner",
+    "forecast": "prediction",
 }
 __all__ = sorted(_PUBLIC)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import minimize_scalar
 
 from fitting.errors import FitError
 from fitting.laws import Inputs, Law
@@ -142,12 +141,15 @@ def law_optimum(
     top = np.log(widths.sampled[-1] * 8) if n_cap is None else np.log(widths.width_of(n_cap))
     low = np.log(widths.sampled[0] / 8)
 
-    def loss(log_width: float) -> float:
-        x = widths.inputs(np.exp(np.array([log_width])), flops)
-        return float(law.log_loss_and_gradient(theta[None], x)[0][0, 0])
-
-    found = minimize_scalar(loss, bounds=(low, top), method="bounded", options={"xatol": 1e-10})
-    width = np.exp(np.array([found.x]))
+    # The loss has one minimum in the width: a grid, then four zooms into the two intervals around its
+    # lowest point.
+    points = 257
+    for _ in range(5):
+        grid = np.linspace(low, top, points)
+        losses = law.log_loss_and_gradient(theta[None], widths.inputs(np.exp(grid), flops))[0][0]
+        best = int(losses.argmin())
+        low, top, points = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)], 33
+    width = np.exp(grid[best : best + 1])
     n = float(widths.n_total(width)[0])
     outside = not widths.n_range[0] <= n <= widths.n_range[1]
     refusal = f"N* = {n:.3g} lies outside the sampled {widths.n_range[0]:.3g} to {widths.n_range[1]:.3g}"
@@ -157,7 +159,7 @@ def law_optimum(
         flops,
         n,
         float(flops / widths.flops(width)[0]),
-        float(np.exp(found.fun)),
+        float(np.exp(losses[best])),
         refusal if outside else None,
     )
 

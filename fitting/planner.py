@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -211,6 +212,7 @@ class _Setup:
         return float(_Z * scale[-1] * np.sqrt(max(covariance[-1, -1], 0.0)))
 
 
+@lru_cache(maxsize=16)
 def psi_moments(noise: Noise) -> tuple[float, float, float]:
     """(E[psi'], E[psi²], Cov of psi for two runs of one cell) under normal noise; the last by quadrature."""
     total = float(np.hypot(noise.run, noise.cell))

@@ -239,7 +239,8 @@ def _laws(analysis: dict[str, Any]) -> Section:
         "Reference points "
         "of the drifting forms are geometric means of the data."
     )
-    return Section("Rival laws", [Table(header, rows), note])
+    doubts = [f"{law['law']}: {law['message']}." for law in analysis["laws"] if law["status"] != "ok"]
+    return Section("Rival laws", [Table(header, rows), *doubts, note])
 
 
 def _allocation(analysis: dict[str, Any]) -> Section:

@@ -1,0 +1,218 @@
+"""The command line as a user meets it: exit statuses, messages without tracebacks, laws of one's own,
+speed of help.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from test_fitting_records import record_fields
+
+from fitting.__main__ import main
+from fitting.published import GRID
+from fitting.records import RunRecord
+
+ROOT = Path(__file__).parents[1]
+QUICK = ["--starts", "100", "--bootstrap", "0", "--quiet"]
+HEADER = "r,size,flops_budget,flops_per_token,tokens,val_loss"
+
+
+def run(capsys, *arguments):
+    status = main(list(map(str, arguments)))
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_the_shipped_grid_exits_0_and_the_output_is_json_on_request(capsys):
+    status, out, _ = run(capsys, "fit", "published", "--json", *QUICK)
+    found = json.loads(out)
+    assert status == 0 and found["fit"]["parameters"]["phi"] == pytest.approx(0.4332, abs=0.002)
+    status, out, _ = run(capsys, "fit", GRID, "--split", "regressed", "--no-rivals", *QUICK)
+    assert status == 0 and "0.4589" in out.replace("0.45886", "0.4589") and "Split: regressed" in out
+
+
+def test_a_fit_that_is_not_to_be_trusted_exits_1_with_the_reason(capsys):
+    status, out, err = run(capsys, "fit", "published", "--law", "saturating", *QUICK)
+    assert status == 1 and "not to be trusted" in err and "not identified" in err and "at bound" in out
+
+
+def test_phi_can_be_fixed_and_law_forms_chosen(capsys):
+    status, out, _ = run(capsys, "fit", "published", "--phi", "1", "--json", *QUICK)
+    assert status == 0 and json.loads(out)["fit"]["r_squared"] == pytest.approx(0.9480, abs=5e-4)
+    for law, own in (("per-r", "m_8"), ("log", "c"), ("drift-flops", "slope"), ("drift-tokens", "slope")):
+        status, out, _ = run(capsys, "fit", "published", "--law", law, "--json", *QUICK)
+        assert own in json.loads(out)["fit"]["parameters"], law
+    status, out, _ = run(
+        capsys, "fit", "published", "--law", "chinchilla", "--where", "r=2", "--json", *QUICK
+    )
+    assert json.loads(out)["fit"]["parameters"]["alpha"] == pytest.approx(0.216, abs=0.003)
+    assert run(capsys, "fit", "published", "--law", "log", "--phi", "1", *QUICK)[0] == 2
+
+
+def test_a_law_of_ones_own_plugs_in_by_class_path(tmp_path, monkeypatch, capsys):
+    (tmp_path / "mylaws.py").write_text(
+        """import numpy as np
+from fitting import Law
+
+class Tokens(Law):
+    param_names = ("E", "B", "beta")
+    bounds = np.array([[0.5, 4.0], [0.0, 3.0], [0.0, 1.0]])
+
+    def predict(self, theta, x):
+        return theta[:, :1] + theta[:, 1:2] * (x.tokens / 1e9) ** -theta[:, 2:]
+
+    def gradient(self, theta, x):
+        power = (x.tokens / 1e9) ** -theta[:, 2:]
+        slope = -theta[:, 1:2] * power * np.log(x.tokens / 1e9)
+        return np.stack([np.ones_like(power), power, slope], axis=1)
+
+class NotALaw:
+    pass
+"""
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    status, out, _ = run(capsys, "fit", GRID, "--law", "mylaws.Tokens", "--json", "--report", "out", *QUICK)
+    found = json.loads(out)["fit"]
+    assert status == 0 and found["law"] == "Tokens" and set(found["parameters"]) == {"E", "B", "beta"}
+    assert (tmp_path / "out" / "report.html").exists()
+    for path, words in (
+        ("mylaws.NotALaw", "no subclass"),
+        ("mylaws.Gone", "no Gone"),
+        ("nowhere.Law", "nowhere"),
+    ):
+        status, _, err = run(capsys, "fit", GRID, "--law", path, *QUICK)
+        assert status == 2 and words in err
+    assert "joint, chinchilla" in run(capsys, "fit", GRID, "--law", "mine", *QUICK)[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["fit", "nowhere.csv"], "nowhere.csv: does not exist"),
+        (["fit", "published", "--where", "r=4"], "r=4: phi is not identified"),
+        (["fit", "published", "--where", "budget=1e18"], "one budget"),
+        (
+            ["fit", "published", "--where", "d_model=384", "--where", "r<=2"],
+            "cannot identify the 6 parameters",
+        ),
+        (["fit", "published", "--where", "r=16"], "No run is left"),
+        (["fit", "published", "--split", "mine"], "no split named 'mine'"),
+        (["fit", "published", "--exclude", "nonsense"], "cannot be read"),
+        (["compare", "published", "nowhere.csv"], "nowhere.csv"),
+        (["plan", "published", "--run-noise", "0"], "positive"),
+        (["predict", "published"], "Nothing to predict"),
+        (["predict", "published", "--budget", "1e19", "--bootstrap", "3"], "3 resamples"),
+    ],
+)
+def test_bad_input_is_one_message_and_status_2(capsys, arguments, words):
+    status, out, err = run(capsys, *arguments, "--quiet", "--starts", "40")
+    assert status == 2 and words in err and err.startswith("error: ") and len(err.strip().splitlines()) == 1
+    assert out == ""
+
+
+def test_bad_records_name_file_and_field_without_a_traceback(tmp_path):
+    path = RunRecord(**record_fields()).save(tmp_path / "x.run.json")
+    path.write_text(path.read_text().replace('"val_loss": 3.5', '"val_loss": NaN'))
+    done = subprocess.run(
+        [sys.executable, "-m", "fitting", "fit", str(tmp_path)], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 2 and "x.run.json" in done.stderr and "val_loss" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_records_are_fitted_like_the_csv(tmp_path, capsys):
+    from fitting.published import load_grid
+
+    grid = load_grid()
+    for i in range(len(grid)):
+        r, single = int(grid.r[i]), grid.r[i] == 1
+        RunRecord(
+            **record_fields(
+                run_name=f"run{i}", d_model=int(grid.d_model[i]), num_recurrences=r,
+                prelude_layers=0 if single else 2, recurrent_layers=20 if single else 16 // r,
+                coda_layers=0 if single else 2, n_once=int(grid.n_once[i]), n_rec=int(grid.n_rec[i]),
+                parameters={"injection": int(grid.n_injection[i])}, tokens=int(grid.tokens[i]),
+                flops_per_token=float(grid.flops_per_token[i]), flops_budget=float(grid.flops_budget[i]),
+                val_loss=float(grid.val_loss[i]),
+            )
+        ).save(tmp_path / "runs" / f"run{i}" / "last.run.json")  # fmt: skip
+    status, out, err = run(capsys, "fit", tmp_path / "runs", "--split", "regressed", "--json", *QUICK)
+    assert status == 0, err
+    assert json.loads(out)["fit"]["parameters"]["phi"] == pytest.approx(0.4589, abs=0.002)
+
+
+def test_published_prints_ours_beside_the_papers(capsys):
+    status, out, _ = run(capsys, "published", "--starts", "150", "--quiet")
+    assert status == 0 and "published" in out
+    for number in ("0.4332", "0.4589", "0.4578", "0.251", "0.9857", "0.9552"):
+        assert number in out
+
+
+def test_compare_plan_and_predict_run_from_the_shell_words(tmp_path, capsys):
+    status, out, _ = run(
+        capsys, "compare", "published", "published", "--where", "budget<=4.64e18", "--json", *QUICK
+    )
+    assert status == 0 and json.loads(out)["preferred"] == "neither"
+    design = tmp_path / "design.csv"
+    rows = [line.rsplit(",", 2)[0] for line in GRID.read_text().splitlines()]
+    design.write_text("\n".join(rows) + "\n")
+    assert "val_loss" not in rows[0]
+    status, out, _ = run(capsys, "plan", design, "--json", "--quiet", "--starts", "100")
+    assert status == 0 and json.loads(out)["half_width"] == pytest.approx(0.056, abs=0.005)
+    status, out, _ = run(
+        capsys,
+        "predict",
+        "published",
+        "--budget",
+        "1e19",
+        "--equivalent",
+        "1e9",
+        "--bootstrap",
+        "40",
+        "--quiet",
+    )
+    assert status == 0 and "Best r: 1" in out and "4.083e+08" in out
+
+
+def test_a_report_is_refused_before_the_work_when_one_is_there(tmp_path, capsys):
+    (tmp_path / "fit.json").write_text("{}")
+    start = time.monotonic()
+    status, _, err = run(capsys, "fit", "published", "--report", tmp_path, *QUICK)
+    assert status == 2 and "--overwrite" in err and time.monotonic() - start < 2
+    assert (tmp_path / "fit.json").read_text() == "{}"
+
+
+def test_help_is_quick_and_the_package_light(tmp_path):
+    start = time.monotonic()
+    shown = subprocess.run(
+        [sys.executable, "-m", "fitting", "--help"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert shown.returncode == 0 and time.monotonic() - start < 2
+    for command in ("fit", "compare", "plan", "predict", "published"):
+        assert command in shown.stdout
+    code = (
+        "import sys, fitting; from fitting.records import RunRecord; "
+        "print([m for m in ('numpy', 'scipy', 'matplotlib', 'torch', 'lightning') if m in sys.modules]); "
+        "from fitting import load_runs, fit, bootstrap, compare; "
+        "print([m for m in ('matplotlib', 'torch', 'lightning') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.split("\n")[:2] == ["[]", "[]"]
+
+
+def test_the_command_works_from_another_folder(tmp_path):
+    shutil.copy(GRID, tmp_path / "grid.csv")
+    done = subprocess.run(
+        [sys.executable, "-m", "fitting", "fit", "grid.csv", "--no-rivals", *QUICK],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "0.43321" in done.stdout and [p.name for p in tmp_path.iterdir()] == ["grid.csv"]
