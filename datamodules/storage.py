@@ -52,11 +52,16 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Write aside, flush to disk, rename: a reader sees the old file or the new one, never half of one."""
     # Named after the process: a worker whose parent was killed may still be writing the same file.
     aside = path.with_name(f"{path.name}.{os.getpid()}{ASIDE}")
-    with aside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+    try:
+        with aside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except OSError:
+        # On a full disk the half file would be in the way of everything else.
+        aside.unlink(missing_ok=True)
+        raise
 
 
 def write_rows(

@@ -113,4 +113,4 @@ def test_a_file_is_replaced_whole(tmp_path, monkeypatch):
     monkeypatch.setattr("os.fsync", fail)
     with pytest.raises(OSError, match="No space"):
         storage.write_atomically(path, b"new")
-    assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
