@@ -236,6 +236,15 @@ def test_a_full_disk_is_one_clear_error_and_loses_nothing(tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
+def test_twelve_workers_give_the_same_data(tmp_path, small_units, monkeypatch):
+    monkeypatch.setattr(preparation, "SHARD_TOKENS", 400)
+    corpus = texts_corpus(tmp_path / "texts")
+    one, twelve = (run(corpus, tmp_path / str(workers), workers=workers) for workers in (1, 12))
+    assert len(one["splits"]["train"]["chunks"]) > 3
+    assert one["hash"] == twelve["hash"] == manifests.read(tmp_path / "12")["hash"]
+
+
+@pytest.mark.slow
 def test_the_embedded_corpus_killed_in_the_middle_and_with_1_and_4_workers(tmp_path):
     """The whole standard library with the trained BPE: twice through, and killed with SIGKILL at two
     moments."""
