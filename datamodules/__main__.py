@@ -176,6 +176,8 @@ def run_prepare(arguments: argparse.Namespace) -> int:
         arguments.seed,
     )
     corpus, tokenizer = make_corpus(arguments), make_tokenizer(arguments)
+    if arguments.out.exists():
+        print("already there; the sources are not compared with what it was prepared from", file=sys.stderr)
     manifest = prepare(corpus, tokenizer, settings, arguments.out, arguments.workers)
     print(summary(arguments.out, manifest))
     return 0

@@ -64,6 +64,7 @@ def find(patterns: Sequence[str], suffixes: tuple[str, ...] = ()) -> list[Source
 
 
 def _local(pattern: str, suffixes: tuple[str, ...]) -> dict[str, tuple[int, str]]:
+    pattern = os.path.expanduser(pattern)
     root = Path(pattern)
     paths: Iterable[Path]
     if root.is_dir():

@@ -25,7 +25,7 @@ def default_cache_dir() -> Path:
     """LOOPED_LM_CACHE if set, else `looped_lm` in the user's cache folder (XDG_CACHE_HOME or ~/.cache)."""
     own = os.environ.get("LOOPED_LM_CACHE")
     if own:
-        return Path(own)
+        return Path(own).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "looped_lm"
 
 

@@ -126,14 +126,14 @@ class TokenDataModule(LightningDataModule):
         given = {key: value for key, value in asked.items() if value is not None}
         settings = PrepareSettings(seq_len=seq_len, **given)  # type: ignore[arg-type]
         given["seq_len"] = seq_len
-        cache = Path(cache_dir) if cache_dir is not None else default_cache_dir()
+        cache = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
         self._data: PreparedData
         if data_dir is None:
             self._data = CachedCorpus(corpus or StdlibCorpus(), tokenizer or BPETokenizer(), settings, cache)
         elif "://" in str(data_dir):
             self._data = GivenURL(str(data_dir), cache, given, tokenizer, corpus)
         else:
-            self._data = GivenFolder(Path(data_dir), given, tokenizer, corpus)
+            self._data = GivenFolder(Path(data_dir).expanduser(), given, tokenizer, corpus)
         self.vocab_size = vocab_size if vocab_size is not None else self._data.vocab_size
         self.manifest: dict[str, Any] = {}
         self._order: RowOrder | None = None
@@ -141,7 +141,7 @@ class TokenDataModule(LightningDataModule):
         self._start_row = 0
         self._start_batches = 0
         self._position_trainer: Trainer | None = None
-        self._restored = False
+        self._loaded_by_hand = False
 
     # ---- data
 
@@ -156,10 +156,12 @@ class TokenDataModule(LightningDataModule):
             train_chunks = self.manifest["splits"]["train"]["chunks"]
             self._order = RowOrder([chunk["rows"] for chunk in train_chunks], self.seed)
         if self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
-            if self.trainer is not self._position_trainer and not self._restored:
-                # A new trainer starts anew; the same one, fitted again, goes on where it stopped.
+            # A new trainer starts anew, except from a position that was loaded for it by hand; the same one,
+            # fitted again, goes on where it stopped.
+            if self.trainer is not self._position_trainer and not self._loaded_by_hand:
                 self._start_row = self._start_batches = 0
             self._position_trainer = self.trainer
+            self._loaded_by_hand = False
 
     def _split(self, split: str) -> dict[str, Any]:
         if not self.manifest:
@@ -261,7 +263,7 @@ class TokenDataModule(LightningDataModule):
         # Under a running trainer its counters go on from the checkpoint's; loaded by hand they start at 0.
         restoring = trainer is not None and trainer.state.fn is not None
         self._start_batches = state_dict["batches_processed"] if restoring else 0
-        self._restored = not restoring
+        self._loaded_by_hand = not restoring
 
     # ---- dataloaders
 

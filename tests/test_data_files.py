@@ -43,6 +43,12 @@ def test_names_are_the_same_by_path_and_by_url(tmp_path):
     )
 
 
+def test_a_home_folder_is_found(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a.txt").write_text("1")
+    assert [file.name for file in files.find(["~/a.txt"])] == ["a.txt"]
+
+
 def test_stamps_change_with_content(memory, tmp_path):
     (tmp_path / "a").write_text("1")
     before = files.find([str(tmp_path)])[0].stamp

@@ -151,6 +151,8 @@ def test_a_position_loaded_by_hand_is_taken_up(folder, uninterrupted):
     state = {**data.state_dict(), "rows_consumed": 24, "batches_processed": 99}
     data.load_state_dict(state)
     assert list(read(data, 2).values()) == [uninterrupted[6], uninterrupted[7]]
+    # It was meant for one trainer.
+    assert read(data, 2) == {k: uninterrupted[k] for k in (0, 1)}
 
 
 def test_seed_decides_the_order(folder, uninterrupted):
