@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -59,11 +58,13 @@ def _context() -> BaseContext:
 def _start_worker() -> None:
     # The processes are the parallelism; threads inside each would only compete.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    threading.Thread(target=_leave_with_parent, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
 
 
-def _leave_with_parent(parent: int) -> None:
-    """A parent that is killed outright cannot stop its workers, so each watches for its going."""
-    while os.getppid() == parent:
-        time.sleep(1.0)
+def _leave_with_parent() -> None:
+    """A parent that is killed outright cannot stop its workers, so each waits for its end."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    # Not by getppid: the server that forks the workers lives as long as any of them does.
+    parent.join()
     os._exit(1)
