@@ -2,6 +2,7 @@
 speed of help.
 """
 
+import argparse
 import json
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from test_fitting_records import record_fields
 
 from fitting.__main__ import main
+from fitting.commands.common import law_of
 from fitting.published import GRID
 from fitting.records import RunRecord
 
@@ -43,9 +45,16 @@ def test_a_fit_that_is_not_to_be_trusted_exits_1_with_the_reason(capsys):
 def test_phi_can_be_fixed_and_law_forms_chosen(capsys):
     status, out, _ = run(capsys, "fit", "published", "--phi", "1", "--json", *QUICK)
     assert status == 0 and json.loads(out)["fit"]["r_squared"] == pytest.approx(0.9480, abs=5e-4)
-    for law, own in (("per-r", "m_8"), ("log", "c"), ("drift-flops", "slope"), ("drift-tokens", "slope")):
-        status, out, _ = run(capsys, "fit", "published", "--law", law, "--json", *QUICK)
-        assert own in json.loads(out)["fit"]["parameters"], law
+    forms = {
+        "per-r": "each r",
+        "log": "log r",
+        "drift-flops": "log(C",
+        "drift-tokens": "log(D",
+        "saturating": "r^-k",
+    }
+    for name, words in forms.items():
+        chosen = law_of(argparse.Namespace(law=name, phi=None, split="injection_once"))
+        assert words in chosen.name and chosen.split.name == "injection_once"
     status, out, _ = run(
         capsys, "fit", "published", "--law", "chinchilla", "--where", "r=2", "--json", *QUICK
     )
