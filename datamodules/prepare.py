@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,9 @@ def prepare(
     if workers < 1:
         raise DataError(f"workers is {workers}; it counts processes and must be at least 1")
     out = Path(out).absolute()
+    if out.exists():
+        # Whole, since it was renamed: nothing to wait for, and no need to be able to write here.
+        return _existing(out, corpus, tokenizer, settings)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with _locked(out, progress):
@@ -77,7 +80,7 @@ def prepare(
             return _prepare(corpus, tokenizer, settings, out, workers, progress)
     except OSError as error:
         raise DataError(
-            f"cannot write to {error.filename or out}: {error.strerror}. Finished parts are kept in "
+            f"cannot read or write {error.filename or out}: {error.strerror}. Finished parts are kept in "
             f"{out}.partial; run again with room and rights to write, or choose another folder"
         ) from error
 
@@ -95,7 +98,9 @@ def _existing(out: Path, corpus: Corpus, tokenizer: Tokenizer, settings: Prepare
         "settings": found["settings"],
     }
     wanted = recipe(corpus, tokenizer, settings)
-    (out / _PLAN).unlink(missing_ok=True)  # left where the run ended between its last two steps
+    with suppress(OSError):
+        # Left where the run ended between its last two steps; in the way of nothing.
+        (out / _PLAN).unlink(missing_ok=True)
     if not manifests.same(stored, wanted):
         differing = [key for key in wanted if not manifests.same(stored[key], wanted[key])]
         details = "; ".join(f"{key}: {stored[key]} there, {wanted[key]} asked" for key in differing)

@@ -88,7 +88,7 @@ class HubTokenizer(FileTokenizer):
     """
 
     def __init__(self, repository: str, revision: str | None = None, bos_token: str | None = None) -> None:
-        # Comes with litdata; imported here because it takes a while.
+        # Comes with the tokenizers library; imported here because it takes a while.
         from huggingface_hub import hf_hub_download
 
         try:

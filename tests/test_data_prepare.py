@@ -208,7 +208,7 @@ def test_corpora_that_give_no_rows_are_refused(tmp_path, texts, settings, messag
 
 def test_places_that_cannot_be_written_are_refused(tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(DataError, match="cannot write to .*file"):
+    with pytest.raises(DataError, match="cannot read or write .*file"):
         run(ListCorpus(made_up_texts(9)), tmp_path / "file" / "out", tokenizer=ByteTokenizer())
     with pytest.raises(DataError, match="workers is 0"):
         run(ListCorpus(made_up_texts(9)), tmp_path / "out", workers=0)
@@ -230,7 +230,7 @@ def test_a_full_disk_is_one_clear_error_and_loses_nothing(tmp_path, monkeypatch)
     real = stages.write_atomically
     with monkeypatch.context() as patch:
         patch.setattr(stages, "write_atomically", full)
-        with pytest.raises(DataError, match="cannot write to .*out.partial.*: No space left.*run again"):
+        with pytest.raises(DataError, match="cannot read or write .*out.partial.*: No space left.*run again"):
             run(ListCorpus(texts), tmp_path / "out", tokenizer=ByteTokenizer())
     assert run(ListCorpus(texts), tmp_path / "out", tokenizer=ByteTokenizer())["hash"] == expected["hash"]
 
