@@ -22,11 +22,9 @@ class _Buffer:
     """Documents waiting for a row, findable by length in time independent of how many wait.
 
     Lengths up to `row_length` have one first-in-first-out queue each, and bit n of `_present` says whether
-    queue n
-    holds anything: "longest that fits" and "shortest" are then the highest and the lowest bit of an integer
-        of
-    row_length bits. Longer documents never fit; they matter only when nothing shorter is left to crop, so a
-    heap ordered by (length, arrival) serves.
+    queue n holds anything: "longest that fits" and "shortest" are then the highest and the lowest bit of an
+    integer of row_length bits. Longer documents never fit; they matter only when nothing shorter is left to
+    crop, so a heap ordered by (length, arrival) serves.
     """
 
     def __init__(self, row_length: int) -> None:

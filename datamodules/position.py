@@ -18,8 +18,8 @@ from datamodules.errors import DataError
 
 WINDOW_ROWS = 2**20
 """Rows shuffled together. Smaller data is permuted as a whole. In larger data chunks are permuted, then the
-rows of
-neighbouring chunks up to this number: memory stays small, and remote data is read chunk after chunk."""
+rows of neighbouring chunks up to this number: memory stays small, and remote data is read chunk after
+chunk."""
 
 
 def _permutation(size: int, *place: int) -> NDArray[np.int64]:

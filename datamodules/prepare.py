@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import glob
 import os
 import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from datamodules.storage import ASIDE, write_atomically, write_index
 from datamodules.tokenizers import Tokenizer
 from datamodules.workers import run_jobs
 
-_PLAN = "recipe.json"
+_PARTIAL = ".partial"
 
 SHARD_TOKENS = 2**27
 """Tokens shuffled and packed in one piece (and held in memory by one worker): 134M, 268 MB at two bytes
@@ -54,9 +54,9 @@ def prepare(
 ) -> dict[str, Any]:
     """Prepare `out` and return its manifest; where it is already prepared with this recipe, only return it.
 
-    The work happens in `<out>.partial` and is renamed at the end, so `out` exists only when it is whole. A
-    run that was interrupted leaves that folder, and the next one goes on from its finished parts. A lock
-    beside it keeps two
+    The work happens in `<out>.<recipe>.partial` and is renamed at the end, so `out` exists only when it is
+    whole. A run that was interrupted leaves that folder, and the next one with the same recipe and sources goes
+    on from its finished parts; once `out` is there, such folders are removed. A lock beside it keeps two
     processes from preparing the same folder: the second waits and then finds it done.
 
     Args:
@@ -80,8 +80,8 @@ def prepare(
             return _prepare(corpus, tokenizer, settings, out, workers, progress)
     except OSError as error:
         raise DataError(
-            f"cannot read or write {error.filename or out}: {error.strerror}. Finished parts are kept in "
-            f"{out}.partial; run again with room and rights to write, or choose another folder"
+            f"cannot read or write {error.filename or out}: {error.strerror}. What was finished is kept; "
+            "run again with room and rights to write, or choose another folder"
         ) from error
 
 
@@ -98,9 +98,6 @@ def _existing(out: Path, corpus: Corpus, tokenizer: Tokenizer, settings: Prepare
         "settings": found["settings"],
     }
     wanted = recipe(corpus, tokenizer, settings)
-    with suppress(OSError):
-        # Left where the run ended between its last two steps; in the way of nothing.
-        (out / _PLAN).unlink(missing_ok=True)
     if not manifests.same(stored, wanted):
         differing = [key for key in wanted if not manifests.same(stored[key], wanted[key])]
         details = "; ".join(f"{key}: {stored[key]} there, {wanted[key]} asked" for key in differing)
@@ -111,15 +108,13 @@ def _existing(out: Path, corpus: Corpus, tokenizer: Tokenizer, settings: Prepare
 def _prepare(
     corpus: Corpus, tokenizer: Tokenizer, settings: PrepareSettings, out: Path, workers: int, progress: bool
 ) -> dict[str, Any]:
-    work = out.with_name(out.name + ".partial")
     units = corpus.units()
     if not units:
         raise DataError(f"the corpus {corpus.name} is empty: {corpus.settings()}")
-    plan = {
-        "recipe": recipe(corpus, tokenizer, settings),
-        "sources": sha256_of([corpus.stamp(), [unit.name for unit in units]]),
-    }
-    _open_work(work, plan)
+    plan = [recipe(corpus, tokenizer, settings), corpus.stamp(), [unit.name for unit in units]]
+    work = out.with_name(f"{out.name}.{sha256_of(plan)[:8]}{_PARTIAL}")
+    for name in ("units", "shards", *SPLITS):
+        (work / name).mkdir(parents=True, exist_ok=True)
     if not (work / manifests.MANIFEST).exists():
         if tokenizer.needs_training:
             tokenizer = _trained(corpus, tokenizer, settings, units, work, progress)
@@ -128,34 +123,14 @@ def _prepare(
         shards = _pack(job, sources, len(units), workers, progress)
         _finish(job, sources, shards)
     for name in ("units", "shards"):
-        shutil.rmtree(work / name, ignore_errors=True)
+        shutil.rmtree(work / name)
     for leftover in work.glob(f"*{ASIDE}"):
         leftover.unlink()
     manifest = manifests.read(work)
     os.replace(work, out)
-    (out / _PLAN).unlink()
+    for other in out.parent.glob(f"{glob.escape(out.name)}.????????{_PARTIAL}"):
+        shutil.rmtree(other, ignore_errors=True)
     return manifest
-
-
-def _open_work(work: Path, plan: dict[str, Any]) -> None:
-    """Create the work folder, or check that the one that is there belongs to the same recipe and sources."""
-    path = work / _PLAN
-    if path.exists():
-        if not manifests.same(json.loads(path.read_text()), plan):
-            raise DataError(
-                f"{work} holds an interrupted preparation with other settings or sources: delete it, or "
-                "choose another folder"
-            )
-    else:
-        work.mkdir(exist_ok=True)
-        # An interruption at the very beginning leaves the plan half written and nothing else.
-        if any(not entry.name.startswith(_PLAN) for entry in work.iterdir()):
-            raise DataError(
-                f"{work} exists and was not left by a preparation: move it away, or choose another folder"
-            )
-        write_atomically(path, json.dumps(plan).encode())
-    for name in ("units", "shards", *SPLITS):
-        (work / name).mkdir(exist_ok=True)
 
 
 def _trained(

@@ -1,9 +1,8 @@
 """Prepared data that lies behind a URL: chunks are fetched when first read, checked, and kept.
 
-litdata can stream remote chunks itself, but only in its own order: with random access its prefetching thread
-    unmaps
-chunks that are being read (litdata 0.2.76 raises KeyError). Here whole chunks are copied into a local folder,
-which litdata then reads like any other.
+litdata can stream remote chunks itself, but only in its own order: with random access its prefetching
+thread unmaps chunks that are being read (litdata 0.2.76 raises KeyError). Here whole chunks are copied into a
+local folder, which litdata then reads like any other.
 """
 
 from __future__ import annotations

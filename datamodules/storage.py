@@ -70,8 +70,7 @@ def write_rows(
     """Write rows of `row_length` tokens as litdata chunks `{prefix}-{i}.bin` into `folder`.
 
     Returns one entry per chunk: filename, rows, bytes, sha256, and litdata's own index entry and config.
-        Existing
-    chunks of that prefix (left by an interrupted run) are replaced by identical ones.
+    Existing chunks of that prefix (left by an interrupted run) are replaced by identical ones.
     """
     from litdata import TokensLoader
     from litdata.streaming.writer import BinaryWriter

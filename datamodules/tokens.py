@@ -34,8 +34,7 @@ class TokenDataModule(LightningDataModule):
     """Rows of tokens from a corpus, prepared on first use and cached, or from a folder prepared beforehand.
 
     Training batches are endless: int64 `(inputs, targets)`, each (B, T), in an order that depends on (seed,
-        epoch of
-    the data) alone. The position in it is counted in rows over all processes and is saved with the
+    epoch of the data) alone. The position in it is counted in rows over all processes and is saved with the
     checkpoint. Validation rows are shared out over the processes without padding or repetition.
 
     Args:

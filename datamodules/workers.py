@@ -23,8 +23,7 @@ def run_jobs(
     """Yield (name, function(*arguments)) for each (name, arguments), as they finish.
 
     Processes are not forked from this one, which may hold a GPU, threads and locks. At the first error the
-        jobs that
-    have not started are dropped.
+    jobs that have not started are dropped.
 
     Raises:
         DataError: a job raised one, or a worker died.

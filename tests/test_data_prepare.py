@@ -101,7 +101,7 @@ def test_a_restart_goes_on_from_the_finished_parts(tmp_path):
     corpus.read, corpus.fail_at = [], None
     assert run(corpus, tmp_path / "out", tokenizer=ByteTokenizer())["hash"] == expected["hash"]
     assert len(corpus.read) == 4
-    assert not (tmp_path / "out.partial").exists()
+    assert not list(tmp_path.glob("*.partial"))
 
 
 @pytest.mark.parametrize("stage", ["write_index", "write_atomically", "_finish", "rename"])
@@ -145,28 +145,26 @@ def test_prepared_data_is_reused_and_never_overwritten(tmp_path):
         run(corpus, tmp_path / "file", tokenizer=ByteTokenizer())
 
 
-def test_an_interrupted_run_of_another_recipe_is_not_mixed_in(tmp_path):
-    corpus = FailingCorpus(made_up_texts(80), fail_at=3)
-    with pytest.raises(Interrupted):
-        run(corpus, tmp_path / "out", tokenizer=ByteTokenizer())
-    corpus.fail_at = None
-    with pytest.raises(DataError, match="out.partial holds an interrupted preparation with other settings"):
-        run(corpus, tmp_path / "out", PrepareSettings(seq_len=8), ByteTokenizer())
-    (tmp_path / "b.partial").mkdir()
-    (tmp_path / "b.partial" / "x").write_text("x")
-    with pytest.raises(DataError, match="b.partial exists and was not left by a preparation"):
-        run(corpus, tmp_path / "b", tokenizer=ByteTokenizer())
-
-
-def test_sources_that_changed_during_an_interruption_are_not_mixed(tmp_path, small_units, monkeypatch):
+def test_an_interrupted_run_of_another_recipe_or_other_sources_is_not_mixed_in(
+    tmp_path, small_units, monkeypatch
+):
     corpus = texts_corpus(tmp_path / "texts")
-    with monkeypatch.context() as patch:
-        patch.setattr(preparation, "_pack", lambda *_: (_ for _ in ()).throw(Interrupted()))
-        with pytest.raises(Interrupted):
-            run(corpus, tmp_path / "out", tokenizer=ByteTokenizer())
+
+    def interrupt(settings=SETTINGS):
+        with monkeypatch.context() as patch:
+            patch.setattr(preparation, "_pack", lambda *_: (_ for _ in ()).throw(Interrupted()))
+            with pytest.raises(Interrupted):
+                run(corpus, tmp_path / "out", settings, ByteTokenizer())
+
+    interrupt()
+    interrupt(PrepareSettings(seq_len=8))
     (tmp_path / "texts" / "0003.txt").write_text("changed")
-    with pytest.raises(DataError, match="interrupted preparation with other settings or sources"):
-        run(corpus, tmp_path / "out", tokenizer=ByteTokenizer())
+    interrupt()
+    assert len(list(tmp_path.glob("out.*.partial"))) == 3
+    manifest = run(corpus, tmp_path / "out", tokenizer=ByteTokenizer())
+    assert manifest["hash"] == run(corpus, tmp_path / "again", tokenizer=ByteTokenizer())["hash"]
+    # With the data there, nobody can go on with the others.
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["again", "again.lock", "out", "out.lock", "texts"]
 
 
 def test_two_at_once_prepare_once(tmp_path, capsys):
@@ -230,7 +228,9 @@ def test_a_full_disk_is_one_clear_error_and_loses_nothing(tmp_path, monkeypatch)
     real = stages.write_atomically
     with monkeypatch.context() as patch:
         patch.setattr(stages, "write_atomically", full)
-        with pytest.raises(DataError, match="cannot read or write .*out.partial.*: No space left.*run again"):
+        with pytest.raises(
+            DataError, match="cannot read or write .*out.*partial.*: No space left.*run again"
+        ):
             run(ListCorpus(texts), tmp_path / "out", tokenizer=ByteTokenizer())
     assert run(ListCorpus(texts), tmp_path / "out", tokenizer=ByteTokenizer())["hash"] == expected["hash"]
 
@@ -255,12 +255,12 @@ def test_the_embedded_corpus_killed_in_the_middle_and_with_1_and_4_workers(tmp_p
     killed = tmp_path / "killed"
     for finished in (3, 20):
         process = subprocess.Popen([*command, str(killed), "--workers", "2"], stderr=subprocess.DEVNULL)
-        while len(list((tmp_path / "killed.partial" / "units").glob("*.npz"))) < finished:
+        while len(list(tmp_path.glob("killed.*.partial/units/*.npz"))) < finished:
             assert process.poll() is None
             time.sleep(0.05)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        kept = len(list((tmp_path / "killed.partial" / "units").glob("*.npz")))
+        kept = len(list(tmp_path.glob("killed.*.partial/units/*.npz")))
         assert finished <= kept and not killed.exists()
     subprocess.run([*command, str(killed)], check=True)
     hashes.add(manifests.read(killed)["hash"])
