@@ -10,10 +10,11 @@ from typing import Any, NoReturn
 
 import lightning as L
 import torch
+import yaml
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_info
 
-from looped_lm.config_files import names_configuration, run_name
+from looped_lm.config_files import BASE, names_configuration, run_name
 from looped_lm.hints import hint
 from looped_lm.lightning_module import LoopedLM
 
@@ -50,7 +51,7 @@ class LoopedCLI(LightningCLI):
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         # An abbreviated key is as often a mistyped one.
-        return super().init_parser(**{"allow_abbrev": False, **kwargs})
+        return super().init_parser(**{"allow_abbrev": False, "prog": "python -m looped_lm", **kwargs})
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument(
@@ -61,6 +62,21 @@ class LoopedCLI(LightningCLI):
         )
         parser.link_arguments("data.vocab_size", "model.vocab_size", apply_on="instantiate")
         parser.link_arguments("data.seq_len", "model.seq_len", apply_on="instantiate")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        try:
+            super().parse_arguments(parser, args)
+        except SystemExit as stop:
+            if not stop.code and {"-h", "--help"} & set(self.arguments):
+                self._help_on_data(parser)
+            raise
+
+    def _help_on_data(self, parser: LightningArgumentParser) -> None:
+        """The keys of the data module in base.yaml; a parser alone documents the name of its class and no more."""
+        data_class = yaml.safe_load(BASE.read_text())["data"]["class_path"]
+        subcommand = [word for word in self.arguments[:1] if not word.startswith("-")]
+        print()
+        parser.parse_args([*subcommand, "--data.help", data_class])
 
     # ---- Before anything is built ---------------------------------------------------------------------------------
 
@@ -74,8 +90,6 @@ class LoopedCLI(LightningCLI):
 
     def after_instantiate_classes(self) -> None:
         # The parser knows how to write a configuration as plain data; the run record keeps it.
-        import yaml
-
         dump = yaml.safe_load(self.parser.dump(self.config, skip_none=False, skip_validation=True))
         config = dump if self.subcommand is None else dump[self.subcommand]
         self.model.provenance = {

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import looped_lm
 from fitting import load_runs
 from looped_lm import LoopedLM
 from tests.cli_options import tiny_options
@@ -134,3 +138,26 @@ def test_a_resumed_run_ends_where_the_uninterrupted_one_does(
     assert all(torch.equal(whole[k], resumed[k]) for k in whole)
     for field in ("val_loss", "tokens", "training_flops", "steps", "val_tokens", "status"):
         assert record[field] == resumed_record[field], field
+
+
+def test_two_processes_equal_one(run_cli: Any, in_folder: Path, tiny_data_dir: Path) -> None:
+    """F3: with the Trainer's own launcher, losses, tokens and FLOPs count all ranks."""
+    options = ["--config", "r4_hc.yaml", *tiny_options(tiny_data_dir), "--model.batch_tokens=64"]
+    status, out = run_cli("fit", *options, "--run_name=one")
+    assert status == 0, out
+    command = [sys.executable, "-m", "looped_lm", "fit", *options, "--run_name=two"]
+    command += ["--trainer.devices=2", "--trainer.strategy=ddp"]
+    root = Path(looped_lm.__file__).parent.parent
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr
+
+    def series(name: str) -> dict[str, list[float]]:
+        events = EventAccumulator(str(only(in_folder / "runs" / name, "events.out.tfevents.*"))).Reload()
+        tags = ("train/loss", "val/loss", "val/tokens", "cost/tokens", "cost/flops", "grad/norm")
+        return {tag: [e.value for e in events.Scalars(tag)] for tag in tags}
+
+    one, two = series("one"), series("two")
+    for tag, values in one.items():
+        assert values == pytest.approx(two[tag], rel=1e-5), tag
+    assert json.loads(only(in_folder / "runs" / "two", "*.run.json").read_text())["world_size"] == 2
