@@ -14,7 +14,7 @@ import pytest
 from test_fitting_records import record_fields
 
 from fitting.__main__ import main
-from fitting.commands.common import law_of
+from fitting.commands.common import LAW_NAMES, law_of
 from fitting.published import GRID
 from fitting.records import RunRecord
 
@@ -52,6 +52,7 @@ def test_phi_can_be_fixed_and_law_forms_chosen(capsys):
         "drift-tokens": "log(D",
         "saturating": "r^-k",
     }
+    assert set(forms) | {"joint", "chinchilla"} == set(LAW_NAMES)
     for name, words in forms.items():
         chosen = law_of(argparse.Namespace(law=name, phi=None, split="injection_once"))
         assert words in chosen.name and chosen.split.name == "injection_once"
