@@ -27,6 +27,7 @@ class HParams(L.Callback):
         }
         results = {
             "final/val_loss": record.val_loss,
+            "final/step": float(record.steps),
             "final/tokens": float(record.tokens),
             "final/training_flops": record.training_flops,
         }
@@ -36,7 +37,7 @@ class HParams(L.Callback):
 
 def _log(logger: L.pytorch.loggers.Logger, settings: dict, results: dict) -> None:
     if isinstance(logger, L.pytorch.loggers.TensorBoardLogger):
-        logger.log_hyperparams(settings, results)
+        logger.log_hyperparams(settings, results, step=int(results["final/step"]))
     else:
         logger.log_hyperparams({**settings, **results})
     logger.save()

@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
     )
     prepare.add_argument(
         "--tokenizer",
-        default="bpe:4096",
+        default="bpe:1024",
         help="bytes, bpe:VOCAB_SIZE (trained on the source), a tokenizer.json, a sentencepiece .model, or "
         "hub:NAME",
     )

@@ -153,7 +153,7 @@ class BPETokenizer(JSONTokenizer):
     needs_training = True
     _BOS = "<|bos|>"
 
-    def __init__(self, vocab_size: int = 4096, train_characters: int = 8_000_000) -> None:
+    def __init__(self, vocab_size: int = 1024, train_characters: int = 8_000_000) -> None:
         if vocab_size < 257:
             raise DataError(f"BPETokenizer(vocab_size={vocab_size}): 256 bytes and BOS need at least 257 ids")
         if train_characters < 1:

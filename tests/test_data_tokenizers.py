@@ -78,7 +78,7 @@ def test_bad_input_is_refused_with_the_reason(tmp_path):
         BPETokenizer(vocab_size=256)
     with pytest.raises(DataError, match="train_characters=0"):
         BPETokenizer(train_characters=0)
-    with pytest.raises(DataError, match="bpe4096 has not been trained"):
+    with pytest.raises(DataError, match="bpe1024 has not been trained"):
         BPETokenizer().encode(["text"])
     with pytest.raises(DataError, match="cannot import the tokenizer nowhere.Tokenizer"):
         load_tokenizer(tmp_path, {"class_path": "nowhere.Tokenizer"})

@@ -300,7 +300,7 @@ def test_the_vocabulary_is_known_before_any_data(folder, tmp_path):
     assert TokenDataModule(ByteTokenizer(), nowhere, vocab_size=32_001).vocab_size == 32_001
     assert module(folder).vocab_size == 257
     default = TokenDataModule()
-    assert default.vocab_size == 4096 and default._data.folder.name.startswith("stdlib-bpe4096-T256-")
+    assert default.vocab_size == 1024 and default._data.folder.name.startswith("stdlib-bpe1024-T256-")
 
 
 @pytest.mark.parametrize(
