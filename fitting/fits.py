@@ -59,7 +59,8 @@ def fit_inputs(
     observed = np.log(runs.val_loss)
     bounds = np.asarray(law.bounds, dtype=float)
     problem = Problem(law, x, observed, np.ones(len(runs)), bounds[:, 0], bounds[:, 1])
-    search = multi_start(problem, uniform_starts(law, starts, np.random.default_rng(seed)), workers=workers)
+    points = uniform_starts(law, starts, np.random.default_rng(seed))
+    search = multi_start(problem, law.improve_starts(points, x, observed), workers=workers)
     theta, objective = search.best.theta[0], float(search.best.objective[0])
     if not np.isfinite(objective):
         raise FitError(

@@ -106,6 +106,12 @@ class Law(ABC):
         """The inputs of `runs` counted as this law counts them."""
         return Inputs.of(runs, self.split, study)
 
+    def improve_starts(self, theta: np.ndarray, x: Inputs, log_loss: np.ndarray) -> np.ndarray:
+        """Starts (S, P) moved to better ones by whatever the law's form allows in one step; none by
+        default.
+        """
+        return theta
+
     # ---------------------------------------------------------------------------------- reported values
 
     def to_reported(self, theta: np.ndarray) -> np.ndarray:
@@ -167,6 +173,30 @@ class AdditiveLaw(Law):
         if theta.shape[1] > 5:
             gradient[:, 5:] = -(alpha * size_share)[:, None, :] * by_psi
         return largest + np.log(total), gradient
+
+    def improve_starts(self, theta: np.ndarray, x: Inputs, log_loss: np.ndarray) -> np.ndarray:
+        """A, B and E enter linearly: give each start its least-squares ones, where those lie in the box.
+
+        Uniform starts alone are mostly wasted: their amplitudes are orders of magnitude off.
+        """
+        log_m, _ = self.effective_size(theta[:, 5:], x)
+        size = -theta[:, 1:2] * (log_m - log_m.mean(axis=1, keepdims=True))
+        data = -theta[:, 3:4] * (x.log_tokens - x.log_tokens.mean())
+        weight = np.exp(-log_loss)
+        columns = np.stack([np.exp(size), np.exp(data), np.ones_like(size)], axis=1) * weight
+        matrix = columns @ columns.transpose(0, 2, 1)
+        index = np.arange(3)
+        matrix[:, index, index] *= 1 + 1e-9
+        solved = np.linalg.solve(matrix, columns.sum(axis=2)[:, :, None])[:, :, 0]
+        with np.errstate(all="ignore"):
+            logs = np.log(solved)
+        moved = theta.copy()
+        moved[:, 0] = logs[:, 0] + theta[:, 1] * log_m.mean(axis=1)
+        moved[:, 2] = logs[:, 1] + theta[:, 3] * x.log_tokens.mean()
+        moved[:, 4] = logs[:, 2]
+        bounds = np.asarray(self.bounds, dtype=float)
+        inside = (np.isfinite(moved) & (moved >= bounds[:, 0]) & (moved <= bounds[:, 1])).all(axis=1)
+        return np.where(inside[:, None], moved, theta)
 
     def predict(self, theta: np.ndarray, x: Inputs) -> np.ndarray:
         """Loss in nats per token, (S, n)."""

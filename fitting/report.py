@@ -39,13 +39,23 @@ def write_report(
     progress("drawing figures")
     drawn = figures(analysis)
     content = sections(analysis)
-    # Through JSON once, so that text, page and file show the very same numbers.
-    text = json.dumps(analysis, indent=2, allow_nan=False) + "\n"
+    text = json.dumps(plain(analysis), indent=2, allow_nan=False) + "\n"
     written = [write_text_atomically(folder / "fit.json", text)]
     written += [write_bytes_atomically(folder / name, png) for name, (_, png) in drawn.items()]
     written.append(write_text_atomically(folder / "report.md", _markdown(content, drawn)))
     written.append(write_text_atomically(folder / "report.html", _page(analysis, content, drawn)))
     return written
+
+
+def plain(value: Any) -> Any:
+    """The value with non-finite numbers as null, which is what JSON has for them."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and value - value != 0:
+        return None
+    return value
 
 
 def _title(analysis: dict[str, Any]) -> str:
@@ -69,7 +79,7 @@ def _page(analysis: dict[str, Any], content: list[Section], drawn: dict[str, tup
         body += f"<figcaption>{html.escape(caption)}</figcaption></figure>"
     keys = ("data", "curves", "phi_path", "allocation", "profile", "fit")
     # "<" must not end the script element early.
-    data = json.dumps({key: analysis[key] for key in keys if key in analysis}).replace("<", "\\u003c")
+    data = json.dumps(plain({key: analysis[key] for key in keys if key in analysis})).replace("<", "\\u003c")
     page = _TEMPLATE.read_text(encoding="utf-8")
     values = {"TITLE": html.escape(_title(analysis)), "DATA": data, "SECTIONS": body}
     for name, value in values.items():

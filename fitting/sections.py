@@ -73,7 +73,7 @@ def _fit(analysis: dict[str, Any]) -> Section:
         f"{fit['runs']} runs; {fit['starts']['agreeing']} of {fit['starts']['total']} starts agree "
         f"({fit['starts']['dropped_early']} dropped early), gradient norm {fit['gradient_norm']:.0e}, "
         "condition "
-        f"number {fit['condition']:.1e}, seed {fit['seed']}.",
+        f"number {significant(fit['condition'], 2)}, seed {fit['seed']}.",
     ]
     if fit["effective_ratios"]:
         parts += [
@@ -88,6 +88,20 @@ def _fit(analysis: dict[str, Any]) -> Section:
                 ],
             ),
         ]
+    names = list(fit["parameters"])
+    if len(names) > 1:
+        correlations: list[Row] = [
+            [
+                a,
+                *[
+                    f"{fit['correlations'][a][b] or 0:+.2f}" if j < i else ""
+                    for j, b in enumerate(names[:-1])
+                ],
+            ]
+            for i, a in enumerate(names)
+            if i
+        ]
+        parts += ["Correlations (Gauss-Newton):", Table(["", *names[:-1]], correlations)]
     with_them = analysis.get("with_excluded_runs")
     if with_them:
         name = analysis["parameter_of_interest"]

@@ -27,7 +27,7 @@ CHUNK = 50
 MAX_ITERATIONS = 400
 # Stages of a multi-start: after so many iterations, keep this fraction of a group's starts, and at least so
 # many.
-STAGES = ((10, 0.4, 40), (10, 0.2, 24), (16, 0.08, 16), (40, 0.04, 8))
+STAGES = ((10, 0.4, 60), (10, 0.2, 40), (16, 0.08, 24), (40, 0.04, 12))
 _DAMPING = 0.01
 _FASTER, _SLOWER = 0.3, 4.0
 _CONVERGED = 1e-14

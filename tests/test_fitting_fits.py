@@ -74,11 +74,12 @@ def test_restricted_fits(split, phi, r_squared):
     assert result.r_squared == pytest.approx(r_squared, abs=5e-4)
 
 
-def test_a_second_solver_agrees_on_the_grid_and_on_noisy_synthetic_ones(paper):
+@pytest.mark.parametrize("grids", [8, pytest.param(50, marks=pytest.mark.slow)])
+def test_a_second_solver_agrees_on_the_grid_and_on_noisy_synthetic_ones(paper, grids):
     assert paper.check.largest_difference < 1e-3
     assert paper.check.objective == pytest.approx(paper.objective, rel=1e-6)
     rng = np.random.default_rng(0)
-    for _ in range(50):
+    for _ in range(grids):
         losses = (GRID.val_loss - paper.residuals) * np.exp(0.003 * rng.standard_normal(len(GRID)))
         result = fit(GRID.with_loss(losses), starts=60)
         assert result.check.largest_difference < 1e-3
@@ -100,6 +101,12 @@ def test_a_form_that_is_not_identified_says_so():
     result = fit(GRID, JointLaw(Saturating()), starts=STARTS)
     assert not result.trusted and result.status in (Status.AT_BOUND, Status.ILL_CONDITIONED)
     assert "not identified" in result.message and "not identified" in str(result)
+
+
+def test_sixty_starts_are_enough_for_every_published_fit():
+    for rules in ((), ("budget<=2.15e18",), ("budget>=4.64e18",)):
+        for split in (PAPER, REGRESSED, INJECTION_ONCE):
+            assert fit(GRID.where(*rules), JointLaw(split=split), starts=60).status is Status.OK
 
 
 def test_few_starts_are_doubtful_and_said_to_be():

@@ -117,6 +117,20 @@ def test_reported_values_and_coordinates_are_inverse():
         law.to_theta(values | {"A": -1.0})
 
 
+def test_improved_starts_have_the_least_squares_amplitudes():
+    law = JointLaw()
+    truth = law.to_theta([28.0, 0.2, 900.0, 0.37, 1.57, 0.45])
+    log_loss = law.log_loss_and_gradient(truth[None], X)[0][0]
+    start = truth.copy()
+    start[[0, 2, 4]] = [10.0, -3.0, 1.0]
+    assert law.improve_starts(start[None], X, log_loss)[0] == pytest.approx(truth, abs=1e-3)
+    low, high = law.bounds.T
+    wild = np.random.default_rng(0).uniform(low, high, (200, 6))
+    better = law.improve_starts(wild, X, log_loss)
+    assert ((better >= low) & (better <= high)).all() and np.isfinite(better).all()
+    assert (better[:, [1, 3, 5]] == wild[:, [1, 3, 5]]).all()
+
+
 def test_the_shift_touches_the_studys_looped_runs_only():
     law = LossShift(JointLaw())
     theta = np.append(JointLaw().to_theta([28, 0.2, 900, 0.37, 1.57, 0.45]), 0.05)[None]

@@ -15,7 +15,7 @@ from fitting.fits import fit
 from fitting.laws import ChinchillaLaw, JointLaw
 from fitting.plots import figures
 from fitting.published import load_grid
-from fitting.report import check_folder, write_report
+from fitting.report import check_folder, plain, write_report
 from fitting.sections import sections
 from fitting.splits import REGRESSED
 
@@ -51,6 +51,11 @@ def test_an_excluded_run_is_listed_with_its_rule_and_phi_is_given_both_ways(anal
     assert with_them == pytest.approx(0.4332, abs=1e-3) and with_them != analysis["fit"]["parameters"]["phi"]
     text = "\n".join(section.text() for section in sections(analysis))
     assert f"{with_them:.4f} with them" in text and "iso_depth_grid.csv:" in text
+
+
+def test_what_json_cannot_hold_becomes_null():
+    found = plain({"a": [1.5, float("nan")], "b": (float("inf"), "text", None, True)})
+    assert found == {"a": [1.5, None], "b": [None, "text", None, True]}
 
 
 def test_every_split_is_named_beside_its_phi(analysis):

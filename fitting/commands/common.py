@@ -173,18 +173,9 @@ def progress(options: argparse.Namespace) -> Callable[[str], None]:
 
 def print_json(value: Any) -> None:
     """JSON on stdout; NaN becomes null."""
+    from fitting.report import plain
+
     print(json.dumps(plain(value), indent=2, allow_nan=False))
-
-
-def plain(value: Any) -> Any:
-    """The value with non-finite numbers as null, which is what JSON has for them."""
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and value - value != 0:
-        return None
-    return value
 
 
 def verdict(doubts: Iterable[str]) -> int:

@@ -13,7 +13,7 @@ from fitting.commands import common
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `python -m fitting published`."""
-    common.add_search_options(parser, starts=200, resamples=0)
+    common.add_search_options(parser, starts=100, resamples=0)
     common.add_output_options(parser, report=False)
 
 
