@@ -156,6 +156,7 @@ def _training_documents(
     corpus: Corpus, tokenizer: Tokenizer, settings: PrepareSettings, units: list[Unit], progress: bool
 ) -> Iterator[str]:
     order = sorted(range(len(units)), key=lambda i: shuffle_key(b"tokenizer", settings.seed, i, 0))
+    given = 0  # counted here, since a bar that is not shown does not count
     with _bar(tokenizer.train_characters, "read for the tokenizer", "char", progress) as bar:
         for index in order:
             for text in corpus.documents(units[index]):
@@ -163,8 +164,9 @@ def _training_documents(
                 if is_validation(document_digest(text), settings.val_fraction):
                     continue
                 yield text
+                given += len(text)
                 bar.update(len(text))
-                if bar.n >= tokenizer.train_characters:
+                if given >= tokenizer.train_characters:
                     return
 
 

@@ -121,7 +121,7 @@ def write_index(folder: Path, chunks: list[dict[str, Any]]) -> None:
 
 
 class Rows:
-    """The rows of one split by number, opened anew in each process that reads (a map-style dataset).
+    """The rows of one split by number (a map-style dataset), opened when the first is read.
 
     Args:
         folder: folder of the split, holding index.json and chunks.
@@ -138,13 +138,12 @@ class Rows:
         self.num_rows = num_rows
         self.remote = remote
         self._dataset: StreamingDataset | None = None
-        self._process = -1
 
     def __len__(self) -> int:
         return self.num_rows
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_dataset": None, "_process": -1}
+        return {**self.__dict__, "_dataset": None}
 
     def __getitem__(self, row: int) -> NDArray[Any]:
         """Tokens of one row, (T + 1,), in the stored type.
@@ -174,12 +173,10 @@ class Rows:
         return torch.from_numpy(batch)
 
     def _opened(self) -> StreamingDataset:
-        # A forked worker must not share its parent's memory maps and counters.
-        if self._dataset is None or self._process != os.getpid():
+        if self._dataset is None:
             from litdata import StreamingDataset, TokensLoader
 
             self._dataset = StreamingDataset(str(self.folder), item_loader=TokensLoader(self.row_length))
-            self._process = os.getpid()
         return self._dataset
 
 

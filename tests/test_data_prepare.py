@@ -17,6 +17,7 @@ from datamodules import BPETokenizer, ByteTokenizer, PrepareSettings, TextFiles,
 from datamodules import manifest as manifests
 from datamodules.errors import DataError
 from datamodules.prepare import prepare
+from datamodules.stages import document_digest, is_validation
 
 SETTINGS = PrepareSettings(seq_len=32, val_fraction=0.2)
 
@@ -71,6 +72,31 @@ def test_every_setting_changes_the_data(tmp_path, change):
     )
     chunks = [[chunk["sha256"] for chunk in m["splits"]["train"]["chunks"]] for m in (before, after)]
     assert chunks[0] != chunks[1] and before["hash"] != after["hash"]
+
+
+class Learner(ByteTokenizer):
+    """Bytes, but remembers what it was trained on."""
+
+    needs_training, train_characters = True, 10**9
+    lessons: list[str] = []
+
+    def train(self, documents, progress=False):
+        Learner.lessons = list(documents)
+
+
+def test_tokenizers_learn_from_training_documents_alone(tmp_path):
+    texts = made_up_texts(100)
+    run(ListCorpus(texts), tmp_path / "all", tokenizer=Learner())
+    held_out = {text for text in texts if is_validation(document_digest(text), SETTINGS.val_fraction)}
+    assert held_out and sorted(Learner.lessons) == sorted(set(texts) - held_out)
+
+
+@pytest.mark.parametrize("progress", [False, True])
+def test_tokenizers_learn_from_no_more_characters_than_asked(tmp_path, monkeypatch, progress):
+    monkeypatch.setattr(Learner, "train_characters", 1000)
+    prepare(ListCorpus(made_up_texts(100)), Learner(), SETTINGS, tmp_path / "some", progress=progress)
+    characters = [len(text) for text in Learner.lessons]
+    assert sum(characters[:-1]) < 1000 <= sum(characters)
 
 
 class Interrupted(Exception):
@@ -248,7 +274,8 @@ def test_twelve_workers_give_the_same_data(tmp_path, small_units, monkeypatch):
 def test_the_embedded_corpus_killed_in_the_middle_and_with_1_and_4_workers(tmp_path):
     """The whole standard library with the trained BPE: twice through, and killed with SIGKILL at two
     moments."""
-    command = [sys.executable, "-m", "datamodules", "prepare", "--source", "stdlib", "--out"]
+    command = [sys.executable, "-m", "datamodules", "prepare", "--source", "stdlib"]
+    command += ["--tokenizer", "bpe:1024", "--out"]
     for workers in ("1", "4"):
         subprocess.run([*command, str(tmp_path / workers), "--workers", workers], check=True)
     hashes = {manifests.read(tmp_path / workers)["hash"] for workers in ("1", "4")}

@@ -80,7 +80,7 @@ def _first_token(rows, index, answers):
     answers.put(int(rows[index][0]))
 
 
-def test_a_forked_or_pickled_reader_opens_the_data_anew(tmp_path, small_chunks):
+def test_a_reader_can_be_forked_and_pickled_while_it_is_open(tmp_path, small_chunks):
     write(tmp_path, numbered(10))
     rows = storage.Rows(tmp_path, 5, 10)
     assert int(rows[9][0]) == 9
