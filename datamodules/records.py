@@ -36,7 +36,8 @@ def _text_of(record: Any, key: str, where: str) -> str:
 class JSONLines(FileCorpus):
     """JSON lines, one object per line and one document per object; plain, .gz or .zst (extra `data`).
 
-    Plain files are cut into units of 32 MB at line ends; a compressed file is one unit.
+    Plain files are cut into units of 32 MB at line ends. A compressed file is one unit, and its tokens are held
+    in memory by the worker that reads it: several files of some hundred MB are better than one of many GB.
 
     Args:
         paths: files, folders (all .jsonl, .ndjson and .json below, compressed or not), globs, or URLs of
