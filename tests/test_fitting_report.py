@@ -9,7 +9,8 @@ import re
 import numpy as np
 import pytest
 
-from fitting.analysis import Settings, analyse, effective_ratios
+from fitting.analysis import Settings, analyse
+from fitting.curves import effective_ratios
 from fitting.errors import FitError
 from fitting.fits import fit
 from fitting.laws import ChinchillaLaw, JointLaw

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fitting import allocation
-from fitting.analysis import effective_ratios
+from fitting.curves import effective_ratios
 from fitting.diagnostics import residual_summary
 from fitting.fits import fit, fit_architectures
 from fitting.laws import JointLaw
