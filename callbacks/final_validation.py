@@ -10,6 +10,10 @@ import lightning as L
 class FinalValidation(L.Callback):
     """When the last step is done, validates over the data module's full validation rows instead of its fast subset."""
 
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if hasattr(trainer.datamodule, "full_validation"):  # type: ignore[attr-defined]
+            trainer.datamodule.full_validation = False  # type: ignore[attr-defined]
+
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:

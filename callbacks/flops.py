@@ -48,12 +48,15 @@ class FlopsMonitor(L.Callback):
         return self._seconds_before + running
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.global_step == 0:
+            self.tokens, self.flops, self._seconds_before = 0, 0.0, 0.0
         self._started = time.perf_counter()
         self._steps_seen = trainer.global_step
         self._restart_clock()
         if self.peak_flops is None and trainer.strategy.root_device.type == "cuda":
-            dtype = torch.bfloat16 if "bf16" in str(trainer.precision) else torch.float32
-            self.peak_flops = get_available_flops(trainer.strategy.root_device, dtype)
+            self.peak_flops = get_available_flops(
+                trainer.strategy.root_device, compute_dtype(trainer.precision)
+            )
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._restart_clock()
@@ -72,7 +75,8 @@ class FlopsMonitor(L.Callback):
         self._steps_seen = trainer.global_step
         budget = pl_module.plan.flops_budget
         half_step = 0.5 * pl_module.batch_tokens * pl_module.flops_per_token
-        if budget is not None and self.flops >= budget - half_step:
+        # Strictly: exactly half a step short is where the plan may have rounded up.
+        if budget is not None and self.flops > budget - half_step:
             trainer.should_stop = True
         if pl_module.logs_step(trainer.global_step):
             self._log(trainer, pl_module)
@@ -93,6 +97,13 @@ class FlopsMonitor(L.Callback):
         # float64: cumulative FLOPs lose their last steps in fp32.
         pl_module.log_dict({k: torch.tensor(v, dtype=torch.float64) for k, v in values.items()})
         self._restart_clock()
+
+
+def compute_dtype(precision: str) -> torch.dtype:
+    """Type in which matrix products run under a Trainer's precision."""
+    if "bf16" in precision:
+        return torch.bfloat16
+    return torch.float16 if "16" in precision else torch.float32
 
 
 def flops_monitor(trainer: L.Trainer, needed_by: str) -> FlopsMonitor:

@@ -20,7 +20,16 @@ class PredictionWriter(BasePredictionWriter):
 
     def __init__(self) -> None:
         super().__init__(write_interval="batch")
-        self._lines: list[str] = []
+        self._rows = 0
+
+    def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        folder = Path(trainer.log_dir or trainer.default_root_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        suffix = "" if trainer.world_size == 1 else f"-rank{trainer.global_rank}"
+        self._path = folder / f"predictions{suffix}.jsonl"
+        # "x", and before any work: a result of an earlier call is never overwritten.
+        self._file = self._path.open("x")
+        self._rows = 0
 
     def write_on_batch_end(
         self,
@@ -33,15 +42,9 @@ class PredictionWriter(BasePredictionWriter):
         dataloader_idx: int,
     ) -> None:
         for row in prediction.float().cpu():
-            self._lines.append(json.dumps({"loss": float(row.mean()), "token_losses": row.tolist()}))
+            self._file.write(json.dumps({"loss": float(row.mean()), "token_losses": row.tolist()}) + "\n")
+            self._rows += 1
 
     def on_predict_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        folder = Path(trainer.log_dir or trainer.default_root_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        suffix = "" if trainer.world_size == 1 else f"-rank{trainer.global_rank}"
-        path = folder / f"predictions{suffix}.jsonl"
-        # "x": a result of an earlier call is never overwritten.
-        with path.open("x") as file:
-            file.write("\n".join(self._lines) + "\n")
-        print(f"\nloss of every token of {len(self._lines):,} rows: {path}")
-        self._lines = []
+        self._file.close()
+        print(f"\nloss of every token of {self._rows:,} rows: {self._path}")

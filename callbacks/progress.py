@@ -28,6 +28,10 @@ class StepProgressBar(TQDMProgressBar):
         self._monitor = flops_monitor(trainer, needed_by="callbacks.StepProgressBar")
         self._tokens_before = self._monitor.tokens
         self._planned_flops = trainer.max_steps * pl_module.batch_tokens * pl_module.flops_per_token
+        # Here and not at the epoch's start, which Lightning leaves out after a resume.
+        self.train_progress_bar.reset(trainer.max_steps)
+        self.train_progress_bar.initial = trainer.global_step
+        self.train_progress_bar.set_description("training")
 
     def init_validation_tqdm(self) -> Tqdm:
         # A second line would break up the first one wherever the output is no terminal.
@@ -46,9 +50,7 @@ class StepProgressBar(TQDMProgressBar):
             )
 
     def on_train_epoch_start(self, trainer: L.Trainer, *_: Any) -> None:
-        self.train_progress_bar.reset(trainer.max_steps)
-        self.train_progress_bar.initial = trainer.global_step
-        self.train_progress_bar.set_description("training")
+        """The bar counts the run, not epochs."""
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: LoopedLM, outputs: Any, batch: Any, batch_idx: int

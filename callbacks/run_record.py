@@ -51,6 +51,10 @@ class RunRecordWriter(L.Callback):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit" and not isinstance(trainer.strategy.checkpoint_io, RecordingCheckpointIO):
             flops_monitor(trainer, needed_by="callbacks.RunRecordWriter")
+            if trainer.limit_val_batches == 0:
+                raise ValueError(
+                    "trainer.limit_val_batches is 0: without validation a run has no loss to record."
+                )
             trainer.strategy.checkpoint_io = RecordingCheckpointIO(trainer.strategy.checkpoint_io)
 
     def state_dict(self) -> dict[str, Any]:
@@ -74,7 +78,8 @@ class RunRecordWriter(L.Callback):
 
     def on_exception(self, trainer: L.Trainer, pl_module: LoopedLM, exception: BaseException) -> None:
         folder = getattr(trainer.checkpoint_callback, "dirpath", None)
-        if folder is None or not trainer.is_global_zero or not trainer.training:
+        fitting = trainer.state.fn == "fit" and not trainer.sanity_checking
+        if folder is None or not trainer.is_global_zero or not fitting:
             return
         diverged = isinstance(exception, FloatingPointError)
         reason = f"{type(exception).__name__}: {exception}"
@@ -91,6 +96,8 @@ class RunRecordWriter(L.Callback):
         if status is None:
             status = "completed" if finished else "stopped"
             reason = None if finished else f"at step {steps} of {planned}"
+            if steps >= planned and not finished:
+                reason = f"after all {planned} steps, before the final validation"
         validation = self._validation
         if validation["val_loss"] is not None and not validation["val_loss"] < float("inf"):
             validation = dict.fromkeys(validation)

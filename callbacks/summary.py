@@ -27,7 +27,10 @@ class RunSummary(L.Callback):
         entropy = getattr(trainer.datamodule, "val_unigram_entropy", None)  # type: ignore[attr-defined]
         if entropy is not None:
             lines.append(
-                ("unigram entropy", f"{entropy:.4f} nats/token of the same tokens (a model without context)")
+                (
+                    "unigram entropy",
+                    f"{entropy:.4f} nats/token of all validation tokens (a model without context)",
+                )
             )
         lines.append(("steps", f"{record.steps:,} of {record.steps_planned:,}"))
         lines.append(("tokens", f"{record.tokens:,}"))

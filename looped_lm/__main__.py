@@ -83,7 +83,7 @@ def cli(args: list[str]) -> int:
         return 2
     try:
         run(args)
-    except (ValueError, OSError, TypeError, FloatingPointError) as error:
+    except (ValueError, OSError, FloatingPointError) as error:
         if os.environ.get("LOOPED_LM_TRACEBACK"):
             raise
         print(f"error: {error}\n(LOOPED_LM_TRACEBACK=1 shows where.)", file=sys.stderr)

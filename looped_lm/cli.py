@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import logging
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
 import lightning as L
-import torch
 import yaml
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.utilities import rank_zero_info
 
-from looped_lm.config_files import BASE, names_configuration, run_name
+from looped_lm.checkpoints import load_checkpoint
+from looped_lm.config_files import BASE, run_name
 from looped_lm.hints import hint
 from looped_lm.lightning_module import LoopedLM
 
-#: Keys of the model whose change makes another model, so that a checkpoint's weights would mean something else.
-RECIPE = ("horizon", "transfer", "schedule", "optimizer", "batch_tokens", "val_every_steps")
+#: Names that the Trainer resolves to a checkpoint itself.
+LIGHTNING_CHECKPOINTS = ("last", "best", "hpc", "registry")
 
 
 class Parser(LightningArgumentParser):
@@ -65,7 +65,8 @@ class LoopedCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         try:
-            super().parse_arguments(parser, args)
+            with tempfile.TemporaryDirectory() as folder:
+                self.config = parser.parse_args(self._with_run_of_checkpoint(self.arguments, folder))
         except SystemExit as stop:
             if not stop.code and {"-h", "--help"} & set(self.arguments):
                 self._help_on_data(parser)
@@ -81,6 +82,11 @@ class LoopedCLI(LightningCLI):
     # ---- Before anything is built ---------------------------------------------------------------------------------
 
     def before_instantiate_classes(self) -> None:
+        path = self.config[self.subcommand].get("ckpt_path") if self.subcommand else None
+        if path and path not in LIGHTNING_CHECKPOINTS and "://" not in path:
+            if not Path(path).is_file():
+                raise FileNotFoundError(f"ckpt_path {path!r} is not a file.")
+            load_checkpoint(path)
         config = self.config if self.subcommand is None else self.config[self.subcommand]
         config.run_name = config.run_name or run_name(self.arguments)
         for logger in _as_list(config.trainer.logger):
@@ -101,85 +107,32 @@ class LoopedCLI(LightningCLI):
     # ---- Checkpoints ----------------------------------------------------------------------------------------------
 
     def _parse_ckpt_path(self) -> None:
-        """Compare a checkpoint with the configuration; Lightning would let the checkpoint win without a word."""
-        subcommand = self.config.get("subcommand")
-        path = self.config[subcommand].get("ckpt_path") if subcommand else None
-        if not path or path in ("last", "best", "hpc", "registry"):
-            return
-        if not Path(path).is_file():
-            raise FileNotFoundError(f"ckpt_path {path!r} is not a file.")
-        checkpoint = load_checkpoint(path)
-        stored = checkpoint["hyper_parameters"]
-        if subcommand != "fit" and not names_configuration(self.arguments[1:]):
-            self._take_run_from(checkpoint)
-        differences = model_differences(stored, self.config[subcommand].model.as_dict())
-        if not differences:
-            return
-        listing = "\n".join(
-            f"  {key}: {old!r} in the checkpoint, {new!r} here" for key, old, new in differences
-        )
-        model_keys = [key for key, _, _ in differences if key.split(".")[0] not in RECIPE]
-        if model_keys:
-            raise ValueError(
-                f"The configuration describes another model than {path}:\n{listing}\n"
-                "Give the configuration that the checkpoint was trained with (its run folder holds config.yaml)."
-            )
-        if subcommand == "fit":
-            rank_zero_info(
-                f"The recipe differs from the checkpoint's; the configuration given here is used:\n{listing}"
-            )
+        """Not as Lightning does it: there the checkpoint's hyperparameters win over the configuration without a word.
 
-    def _take_run_from(self, checkpoint: dict[str, Any]) -> None:
-        """Model and data as the checkpoint's run had them, for commands that name no configuration of their own."""
-        recorded = (checkpoint.get("run_record") or {}).get("config") or {}
+        LoopedLM compares the two when the Trainer loads the checkpoint.
+        """
+
+    def _with_run_of_checkpoint(self, args: list[str], folder: str) -> list[str]:
+        """Arguments of `validate`, `test` or `predict` with the run of the checkpoint underneath what the user gave."""
+        path = option(args, "--ckpt_path")
+        if args[:1] == ["fit"] or path is None or not Path(path).is_file():
+            return args
+        recorded = (load_checkpoint(path).get("run_record") or {}).get("config") or {}
         taken = {key: recorded[key] for key in ("run_name", "model", "data") if key in recorded}
+        taken["trainer"] = {"precision": recorded.get("trainer", {}).get("precision", "32-true")}
         for key in ("vocab_size", "seq_len"):
             taken.get("model", {}).pop(key, None)
-        if "model" not in taken:
-            raise ValueError(
-                "The checkpoint holds no configuration of its run (it was not trained from the command line): "
-                "give the configuration it was trained with, by --config."
-            )
-        self.config = self.parser.parse_object({self.config.subcommand: taken}, self.config)
+        underneath = Path(folder) / "run_of_checkpoint.yaml"
+        underneath.write_text(yaml.safe_dump(taken))
+        # After the subcommand and `--config base.yaml`.
+        return [*args[:3], "--config", str(underneath), *args[3:]]
 
 
-def load_checkpoint(path: str | Path) -> dict[str, Any]:
-    """A checkpoint as plain data and tensors, on the CPU.
-
-    Raises:
-        ValueError: the file is no whole checkpoint of a LoopedLM.
-    """
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise ValueError(
-            f"{path} cannot be read as a checkpoint ({type(error).__name__}: {error})."
-        ) from error
-    missing = [
-        k
-        for k in ("state_dict", "hyper_parameters")
-        if not isinstance(checkpoint, dict) or k not in checkpoint
-    ]
-    if missing:
-        raise ValueError(f"{path} is no checkpoint of a LoopedLM: it has no {' and no '.join(missing)}.")
-    return checkpoint
-
-
-def model_differences(stored: dict[str, Any], config: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    """(key, value in the checkpoint, value in the configuration) wherever the model section differs."""
-    old, new = _flat(stored), _flat(config)
-    # Values that the data supplies, and arguments that only one side writes out as a default.
-    keys = sorted(k for k in old.keys() & new.keys() if k.split(".")[0] not in ("vocab_size", "seq_len"))
-    return [(k, old[k], new[k]) for k in keys if old[k] != new[k]]
-
-
-def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
-    if isinstance(values, dict):
-        flat: dict[str, Any] = {}
-        for key, value in values.items():
-            flat.update(_flat(value, f"{prefix}.{key}" if prefix else str(key)))
-        return flat
-    return {prefix: list(values) if isinstance(values, tuple) else values}
+def option(args: list[str], flag: str) -> str | None:
+    """Last value of an option given as `flag value` or `flag=value`."""
+    values = [b for a, b in zip(args, args[1:], strict=False) if a == flag]
+    values += [arg.partition("=")[2] for arg in args if arg.startswith(f"{flag}=")]
+    return values[-1] if values else None
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -25,10 +25,16 @@ class Component:
         self = super().__new__(cls)
         # bind_partial: unpickling and deepcopy call __new__ without arguments and restore __dict__ afterwards.
         bound = inspect.signature(cls).bind_partial(*args, **kwargs)
+        # With defaults: a default that changes later must not rebuild another component from an old checkpoint.
+        bound.apply_defaults()
         arguments = dict(bound.arguments)
         for name, parameter in inspect.signature(cls).parameters.items():
             if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-                arguments.update(arguments.pop(name, {}))
+                arguments.update(arguments.pop(name))
+            elif parameter.kind is inspect.Parameter.VAR_POSITIONAL and arguments.pop(name):
+                raise ValueError(
+                    f"{cls.__qualname__} takes *{name}, which no configuration or checkpoint can name."
+                )
         self.__dict__["_arguments"] = arguments
         return self
 
@@ -37,11 +43,11 @@ def class_path(obj: type | Callable[..., Any]) -> str:
     """Import path of a class or function, short where the package re-exports it.
 
     Raises:
-        TypeError: it is defined inside a function and has no import path.
+        ValueError: it is defined inside a function and has no import path.
     """
     module, name = obj.__module__, obj.__qualname__
     if "<" in name:
-        raise TypeError(
+        raise ValueError(
             f"{name} is defined inside a function, so no checkpoint or record could name it: define it at the top "
             "level of a module."
         )
@@ -59,7 +65,7 @@ def component_spec(component: Component, sizes: int = 0) -> Spec:
         sizes: how many leading constructor arguments the model supplies itself; they are left out of `init_args`.
 
     Raises:
-        TypeError: an argument is not plain data, so no checkpoint could restore it.
+        ValueError: an argument is not plain data, so no checkpoint could restore it.
     """
     supplied = list(inspect.signature(type(component)).parameters)[:sizes]
     arguments = {k: v for k, v in component._arguments.items() if k not in supplied}
@@ -73,18 +79,23 @@ def component_spec(component: Component, sizes: int = 0) -> Spec:
 def callable_spec(factory: Callable[..., Any], owner: str) -> Spec:
     """`{"class_path", "init_args"}` of a class or a `functools.partial` of one (an optimizer factory, for example).
 
+    `init_args` holds every argument that has a value, defaults included.
+
     Raises:
-        TypeError: the callable is neither, so no checkpoint could restore it.
+        ValueError: the callable is neither, so no checkpoint could restore it.
     """
     if isinstance(factory, functools.partial):
         # A parser's partial calls the class through functions of its own and passes it as the last argument.
         *_, target = (factory.func, *factory.args)
-        if inspect.isclass(target):
-            keywords = {name: _plain(value, f"{owner}.{name}") for name, value in factory.keywords.items()}
-            return {"class_path": class_path(target), "init_args": keywords}
-    if inspect.isclass(factory):
-        return {"class_path": class_path(factory), "init_args": {}}
-    raise TypeError(
+        given = factory.keywords
+    else:
+        target, given = factory, {}
+    if inspect.isclass(target):
+        parameters = inspect.signature(target).parameters.values()
+        defaults = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
+        keywords = {name: _plain(value, f"{owner}.{name}") for name, value in {**defaults, **given}.items()}
+        return {"class_path": class_path(target), "init_args": keywords}
+    raise ValueError(
         f"{owner} is {factory!r}, which a checkpoint cannot restore: give a class, a functools.partial of a class "
         "with keyword arguments only, or {'class_path': ..., 'init_args': ...}."
     )
@@ -99,7 +110,7 @@ def _plain(value: Any, where: str) -> Any:
         return {str(k): _plain(v, where) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(v, where) for v in value]
-    raise TypeError(
+    raise ValueError(
         f"{where} is a {type(value).__name__}, which a checkpoint cannot store as plain data: component arguments "
         "must be numbers, strings, booleans, None, lists, dicts or other components."
     )

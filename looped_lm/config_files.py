@@ -64,10 +64,3 @@ def run_name(args: list[str]) -> str:
             if path and Path(path) != BASE:
                 names.append(Path(path).stem)
     return "-".join(names) or BASE.stem
-
-
-def names_configuration(args: list[str]) -> bool:
-    """Whether the user named any configuration of their own: a config beside the base, or a model or data key."""
-    if run_name(args) != BASE.stem:
-        return True
-    return any(arg.startswith(("--model", "--data")) for arg in args)

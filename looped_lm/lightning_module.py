@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from looped_lm import accounting
+from looped_lm.checkpoints import compare_tensors, differences
 from looped_lm.component import Spec, as_factory, as_instance, callable_spec, component_spec
 from looped_lm.metrics import TokenLoss
 from looped_lm.optim import MuonH
@@ -20,6 +22,10 @@ from looped_lm.schedules import Horizon, HyperP, LinearSchedule, Plan, RunSize, 
 from looped_lm.transformer import LoopedTransformer
 
 Batch = tuple[Tensor, Tensor]
+
+
+#: Hyperparameters that say how to train, not what: a resumed run may change them.
+RECIPE = ("horizon", "transfer", "schedule", "optimizer", "batch_tokens", "val_every_steps")
 
 
 class LoopedLM(L.LightningModule):
@@ -84,16 +90,19 @@ class LoopedLM(L.LightningModule):
         self.val_loss = TokenLoss()
         self._step_nats: Tensor | None = None
         self._step_tokens = 0
-        # Plain data that rebuilds this object, whether a parser or a caller in Python made the components.
-        specs = {**architecture, **self.component_specs()}
+        self._stop_requested = False
+        self._derived: dict[str, int] = {}
+        # Plain data that rebuilds this object, whether a parser or a caller in Python made the components, and with
+        # every default written out.
+        arguments = inspect.signature(LoopedTransformer).bind(vocab_size, seq_len, **architecture)
+        arguments.apply_defaults()
         self.save_hyperparameters(
-            dict(
-                vocab_size=vocab_size,
-                seq_len=seq_len,
-                batch_tokens=batch_tokens,
-                val_every_steps=val_every_steps,
-                **specs,
-            )
+            {
+                **arguments.arguments,
+                "batch_tokens": batch_tokens,
+                "val_every_steps": val_every_steps,
+                **self.component_specs(),
+            }
         )
 
     def component_specs(self) -> dict[str, Spec]:
@@ -123,12 +132,12 @@ class LoopedLM(L.LightningModule):
         if stage != "fit":
             return
         trainer = self.trainer
-        if trainer.accumulate_grad_batches != 1:
+        if trainer.accumulate_grad_batches not in (1, self._derived.get("accumulate_grad_batches")):
             raise ValueError(
                 f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches}, but accumulation follows from "
                 f"model.batch_tokens ({self.batch_tokens:,}): leave it at 1 and set batch_tokens."
             )
-        if trainer.val_check_interval != 1.0:
+        if trainer.val_check_interval not in (1.0, self._derived.get("val_check_interval")):
             raise ValueError(
                 f"trainer.val_check_interval is {trainer.val_check_interval}, but the interval follows from "
                 f"model.val_every_steps ({self.val_every_steps}), in optimizer steps: leave it unset."
@@ -140,25 +149,36 @@ class LoopedLM(L.LightningModule):
             )
         micro_batches = accumulation(self.batch_tokens, rows, self.seq_len, trainer.world_size)
         trainer.accumulate_grad_batches = micro_batches
+        self._derived = {"accumulate_grad_batches": micro_batches}
+        self._stop_requested = False
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        if self.val_every_steps is not None:
-            trainer.val_check_interval = self.val_every_steps * micro_batches
-        elif trainer.check_val_every_n_epoch is None:
-            # Validation at the end comes from the FinalValidation callback; no interval is longer than the run.
-            trainer.val_check_interval = (self.plan.steps + 1) * micro_batches
+        limit = trainer.limit_train_batches
+        if limit != 1.0 and (isinstance(limit, float) or limit % micro_batches):
+            raise ValueError(
+                f"trainer.limit_train_batches is {limit}, which cuts short an optimizer step of {micro_batches} "
+                "micro-batches: set trainer.max_steps to stop early."
+            )
+        # Without an interval validation comes from the FinalValidation callback, at the end.
+        every = self.plan.steps + 1 if self.val_every_steps is None else self.val_every_steps
+        trainer.val_check_interval = self._derived["val_check_interval"] = every * micro_batches
         if trainer.max_steps == -1:
             trainer.fit_loop.epoch_loop.max_steps = self.plan.steps
         elif trainer.max_steps < self.plan.steps:
-            self.print(
+            self._say(
                 f"trainer.max_steps stops this run after {trainer.max_steps} of the {self.plan.steps} steps that its "
                 "horizon plans; the learning-rate schedule follows the plan."
             )
-        else:
+        elif trainer.max_steps > self.plan.steps:
             raise ValueError(
                 f"trainer.max_steps is {trainer.max_steps}, beyond the {self.plan.steps} steps that model.horizon "
                 "plans: set model.horizon instead, for example looped_lm.Steps."
             )
+
+    def _say(self, message: str) -> None:
+        """Print once. The module's own `print` goes through a progress bar, which does not show before training."""
+        if self.trainer.is_global_zero:
+            print(message)
 
     # ---- Training -----------------------------------------------------------------------------------------------
 
@@ -179,6 +199,13 @@ class LoopedLM(L.LightningModule):
             nats, tokens = self.trainer.strategy.reduce(sums, reduce_op="sum")
             self.log("train/loss", nats / tokens, prog_bar=True)
         self._step_nats, self._step_tokens = None, 0
+
+    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
+        """A request to stop, whoever made it, takes effect at the end of the optimizer step."""
+        trainer = self.trainer
+        self._stop_requested |= trainer.should_stop
+        in_mid_step = bool((batch_idx + 1) % trainer.accumulate_grad_batches)
+        trainer.should_stop = self._stop_requested and not in_mid_step
 
     def logs_step(self, step: int) -> bool:
         """Whether metrics of optimizer step `step`, counted from 1, reach the logger."""
@@ -241,22 +268,47 @@ class LoopedLM(L.LightningModule):
         scheduler = LambdaLR(optimizer, lambda step: self.schedule.multiplier(min(step, steps), steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
+    # ---- Checkpoints --------------------------------------------------------------------------------------------
+
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse a checkpoint of another architecture with one message that names what differs."""
-        ours, theirs = self.state_dict(), checkpoint["state_dict"]
-        shapes = [
-            f"{name}: {tuple(theirs[name].shape)} in the checkpoint, {tuple(ours[name].shape)} in the model"
-            for name in sorted(ours.keys() & theirs.keys())
-            if theirs[name].shape != ours[name].shape
-        ]
-        only = [f"{name}: only in the checkpoint" for name in sorted(theirs.keys() - ours.keys())]
-        only += [f"{name}: only in the model" for name in sorted(ours.keys() - theirs.keys())]
-        problems = shapes + only
-        if problems:
-            shown = "\n  ".join(
-                problems[:8] + ([f"... and {len(problems) - 8} more"] if len(problems) > 8 else [])
-            )
+        """Compare the checkpoint with this module before a Trainer goes on from it.
+
+        Another architecture is refused, naming every difference. A changed recipe is reported and used: rates and
+        options of the optimizer come from here, its state from the checkpoint.
+
+        Raises:
+            ValueError: another architecture, or another class of optimizer to go on training with.
+        """
+        if self._trainer is None:
+            # load_from_checkpoint built this from the checkpoint's own hyperparameters.
+            compare_tensors(checkpoint["state_dict"], self.state_dict())
+            return
+        changed = differences(dict(checkpoint["hyper_parameters"]), dict(self.hparams))
+        recipe = [d for d in changed if d.key.split(".")[0] in RECIPE]
+        if len(recipe) < len(changed):
             raise ValueError(
-                f"The checkpoint holds another architecture; {len(problems)} tensor(s) differ:\n  {shown}\n"
-                "Use the configuration the checkpoint was trained with, or LoopedLM.load_from_checkpoint(path)."
+                "The configuration describes another model than the checkpoint:\n"
+                + "\n".join(f"  {d}" for d in changed)
+                + "\nGive the configuration it was trained with (config.yaml in its run folder), or use "
+                "LoopedLM.load_from_checkpoint."
             )
+        compare_tensors(checkpoint["state_dict"], self.state_dict())
+        if recipe and self.trainer.state.fn == "fit":
+            if any(d.key == "optimizer.class_path" for d in recipe):
+                raise ValueError(f"The checkpoint's optimizer state is another class's:\n  {recipe[0]}")
+            listing = "\n".join(f"  {d}" for d in recipe)
+            self._say(f"The recipe differs from the checkpoint's; the one given here is used:\n{listing}")
+            self._use_own_recipe(checkpoint)
+
+    def _use_own_recipe(self, checkpoint: dict[str, Any]) -> None:
+        """Put this module's rates and optimizer options into the checkpoint's optimizer and scheduler states."""
+        groups = self.configure_optimizers()["optimizer"].param_groups
+        done = checkpoint["global_step"]
+        multiplier = self.schedule.multiplier(min(done, self.plan.steps), self.plan.steps)
+        for state in checkpoint["optimizer_states"]:
+            for saved, own in zip(state["param_groups"], groups, strict=True):
+                saved.update({k: v for k, v in own.items() if k not in ("params", "initial_norms")})
+                saved["lr"] = own["initial_lr"] * multiplier
+        for state in checkpoint["lr_schedulers"]:
+            state["base_lrs"] = [own["initial_lr"] for own in groups]
+            state["_last_lr"] = [own["initial_lr"] * multiplier for own in groups]

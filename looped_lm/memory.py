@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
+from torch.optim import Optimizer
 
 from looped_lm.accounting import count_roles
+from looped_lm.optim import MuonH
 from looped_lm.transformer import LoopedTransformer
 
 FLOAT_BYTES = 4
-#: Optimizer state per parameter: one momentum for matrices, two averages for the rest.
-STATE_FLOATS = {"matrix": 1}
-DEFAULT_STATE_FLOATS = 2
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,23 @@ def saved_bytes(model: LoopedTransformer, rows: int, seq_len: int) -> int:
     return sum(t.untyped_storage().nbytes() for t in kept.values())
 
 
-def estimate(model: LoopedTransformer, rows: int, seq_len: int) -> Memory:
+def state_floats(factory: Callable[[Any], Optimizer], role: str) -> float:
+    """Floats of optimizer state per parameter of a role, seen after one step on a small parameter."""
+    p = torch.nn.Parameter(torch.ones((4, 4) if role == "matrix" else (16,), device="cpu"))
+    p.grad = torch.ones_like(p)
+    optimizer = factory([{"params": [p], "role": role, "lr": 0.1}])
+    optimizer.step()
+    state = [v for v in optimizer.state[p].values() if isinstance(v, Tensor) and v.shape == p.shape]
+    return sum(v.numel() for v in state) / p.numel()
+
+
+def estimate(
+    model: LoopedTransformer, rows: int, seq_len: int, optimizer: Callable[[Any], Optimizer] = MuonH
+) -> Memory:
     """Memory of one process that trains on micro-batches of `rows` rows; the model is on the meta device."""
     roles = count_roles(model)
     parameters = sum(roles.values())
-    state = sum(n * STATE_FLOATS.get(role, DEFAULT_STATE_FLOATS) for role, n in roles.items())
+    state = sum(int(n * state_floats(optimizer, role)) for role, n in roles.items())
     return Memory(
         weights=FLOAT_BYTES * parameters,
         gradients=FLOAT_BYTES * parameters,

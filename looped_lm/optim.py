@@ -1,4 +1,4 @@
-"""MuonH for matrices and AdamW for the rest, in one optimizer.
+"""MuonH for matrices and AdamW for the rest, in one optimizer; under DDP every process computes the whole step.
 
 MuonH: momentum, orthogonalisation by Polar Express (arXiv 2505.16932), and a step on the sphere of Frobenius radius
 ‖W_0‖ (arXiv 2603.28743). Groups carry `role`; the role `matrix` takes MuonH. Source: arXiv 2604.21106, section 4.
@@ -67,6 +67,8 @@ class MuonH(Optimizer):
     ) -> None:
         if not 0.0 <= momentum < 1.0:
             raise ValueError(f"momentum is {momentum}; it must lie in [0, 1).")
+        #: Radii of each stack on its device; a tensor made anew each step would wait for the device.
+        self._radii: dict[tuple[float, ...], Tensor] = {}
         super().__init__(params, {"lr": lr, "momentum": momentum, "betas": tuple(betas), "eps": eps})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -119,11 +121,18 @@ class MuonH(Optimizer):
             buffers = [self._momentum_buffer(p) for p in parameters]
             torch._foreach_lerp_(buffers, grads, 1.0 - group["momentum"])
             updates = orthogonalise(torch.stack(torch._foreach_lerp(grads, buffers, group["momentum"])))
-            # One norm per matrix, broadcast over its rows and columns.
-            radius = torch.tensor(norms, device=updates.device, dtype=updates.dtype).view(-1, 1, 1)
+            radius = self._radius(tuple(norms), updates)
             weights = torch.stack(parameters)
             weights = weights - group["lr"] * _on_sphere(updates, radius).to(weights.dtype)
             torch._foreach_copy_(parameters, list(_on_sphere(weights, radius.to(weights.dtype)).unbind()))
+
+    def _radius(self, norms: tuple[float, ...], like: Tensor) -> Tensor:
+        """One norm per matrix, broadcast over its rows and columns."""
+        radius = self._radii.get(norms)
+        if radius is None or radius.device != like.device:
+            radius = torch.tensor(norms, device=like.device, dtype=like.dtype).view(-1, 1, 1)
+            self._radii[norms] = radius
+        return radius
 
     def _momentum_buffer(self, p: Tensor) -> Tensor:
         state = self.state[p]

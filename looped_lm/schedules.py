@@ -98,7 +98,10 @@ class TokenBudget(Horizon):
 
 
 class TokensPerParameter(Horizon):
-    """Train on D = ratio·(N_once + r·N_rec) tokens, S = floor(D / batch_tokens)."""
+    """Train on D = ratio·(N_once + r·N_rec) tokens, S = floor(D / batch_tokens).
+
+    Literally so for lanes, too, whose r(K²+2K) scalars stand in N_rec.
+    """
 
     def __init__(self, ratio: float) -> None:
         self.ratio = _positive("ratio", ratio)

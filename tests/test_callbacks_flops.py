@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from callbacks import FlopsMonitor
+from callbacks.flops import compute_dtype
 from looped_lm import FlopsBudget, Steps, TokenBudget
 from tests.recording_logger import RecordingLogger
 from tests.tiny import TinyData, tiny_lm, tiny_trainer
@@ -61,11 +63,25 @@ def test_the_budget_stops_the_run_where_the_horizon_says(tmp_path: Path) -> None
     assert trainer.global_step == 25
 
 
-def test_planned_and_counted_budget_agree(tmp_path: Path) -> None:
-    lm = tiny_lm(horizon=FlopsBudget(3.4 * 128 * tiny_lm().flops_per_token))
+@pytest.mark.parametrize("batches, steps", [(3.4, 3), (3.5, 4), (2.5, 2), (3.6, 4)])
+def test_planned_and_counted_budget_agree(tmp_path: Path, batches: float, steps: int) -> None:
+    lm = tiny_lm(horizon=FlopsBudget(batches * 128 * tiny_lm().flops_per_token))
     trainer = tiny_trainer(tmp_path, [FlopsMonitor()])
     trainer.fit(lm, datamodule=TinyData())
-    assert lm.plan.steps == trainer.global_step == 3
+    assert lm.plan.steps == trainer.global_step == steps
+
+
+@pytest.mark.parametrize(
+    "precision, dtype",
+    [
+        ("bf16-mixed", torch.bfloat16),
+        ("16-mixed", torch.float16),
+        ("32-true", torch.float32),
+        ("bf16-true", torch.bfloat16),
+    ],
+)
+def test_the_peak_is_that_of_the_precision(precision: str, dtype: torch.dtype) -> None:
+    assert compute_dtype(precision) is dtype
 
 
 def test_a_peak_that_is_none_is_refused() -> None:

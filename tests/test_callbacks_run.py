@@ -110,6 +110,26 @@ def _poisoned(folder: Path, log_every: int) -> None:
     trainer.fit(lm, datamodule=TinyData())
 
 
+def test_a_nan_found_in_validation_is_recorded_too(tmp_path: Path) -> None:
+    """Where base.yaml's checkpoints are written; the stage is then not training."""
+    lm = tiny_lm(val_every_steps=2)
+
+    def poison(*args: Any) -> None:
+        with torch.no_grad():
+            lm.model.head.weight.fill_(float("nan"))
+
+    lm.on_validation_start = poison  # type: ignore[method-assign]
+    with pytest.raises(FloatingPointError, match="val/loss is nan at step 2"):
+        run(tmp_path, lm)
+    (record,) = tmp_path.glob("*.run.json")
+    assert RunRecord.from_json(record.read_text()).status == "diverged"
+
+
+def test_a_run_without_validation_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="limit_val_batches is 0: without validation"):
+        run(tmp_path, tiny_lm(), limit_val_batches=0)
+
+
 def test_a_crash_is_recorded_as_stopped(tmp_path: Path) -> None:
     class Crash(L.Callback):
         def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
@@ -156,6 +176,18 @@ def test_the_progress_bar_counts_optimizer_steps(tmp_path: Path, capsys: pytest.
     shown = capsys.readouterr()
     text = shown.out + shown.err
     assert "4/4" in text and "tok/s" in text and "(100%)" in text
+
+
+def test_the_progress_bar_goes_on_after_a_resume(tmp_path: Path) -> None:
+    run(tmp_path, tiny_lm(), max_steps=2)
+    bar = StepProgressBar()
+    trainer = tiny_trainer(tmp_path, [FlopsMonitor(), bar], enable_progress_bar=True)
+    trainer.fit(tiny_lm(), datamodule=TinyData(), ckpt_path=tmp_path / "step=2.ckpt")
+    assert (bar.train_progress_bar.initial, bar.train_progress_bar.total, bar.train_progress_bar.n) == (
+        2,
+        4,
+        4,
+    )
 
 
 @pytest.mark.parametrize("callback", [RunRecordWriter(), StepProgressBar()])

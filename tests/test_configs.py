@@ -10,6 +10,8 @@ import yaml
 
 from looped_lm.config_files import SHIPPED
 from tests.cli_options import tiny_options
+from tests.reference import accounting as closed
+from tests.reference import recipe
 
 CONFIGS = sorted(p.name for p in SHIPPED.glob("*.yaml"))
 #: layout, recurrences, injection, lanes, BPTT
@@ -94,18 +96,21 @@ def test_the_paper_overlay_takes_a_step(run_cli: Any, in_folder: Path, tiny_data
 
 
 def test_the_paper_overlay_is_the_papers_scale(run_cli: Any) -> None:
-    """Without a tokenizer or data at hand: V = 32,001, padded to 32,064; D and S of the iso-depth cell s=10, 1e18."""
+    """Without a tokenizer at hand: V = 32,001, padded to 32,064; F, D, S and rates of the cell s=10, r=4, 1e18."""
     status, out = run_cli("plan", "--config", "r4.yaml", "--config", "paper.yaml")
     assert status == 0, out
     lines = dict(line.split("  ", 1) for line in out.splitlines() if "  " in line.strip())
     lines = {k.strip(): v.strip() for k, v in lines.items()}
     assert lines["vocabulary"] == "32,001 (tables padded to 32,064)"
     assert lines["width"].startswith("d_model 640, 5 heads of 128")
-    assert lines["FLOPs/token (paper)"] == "1.024573e+09" or float(
-        lines["FLOPs/token (paper)"]
-    ) == pytest.approx(1e18 / 976_010_000, rel=0.05)
+    flops = closed.flops_per_token(640, 4, (2, 4, 2), "linear")
+    steps, tokens = recipe.horizon_from_flops(1e18, flops, 2**18)
+    assert float(lines["FLOPs/token (paper)"]) == pytest.approx(flops, rel=1e-6)
+    assert lines["optimizer steps"] == f"{steps:,}" and lines["tokens"].endswith(f"(target {tokens:,.0f})")
+    for role, rate in recipe.learning_rates(640, 4, 2**18, tokens).items():
+        name = "lanes" if role == "lane" else role
+        assert float(lines[f"learning rate: {name}"]) == pytest.approx(rate, rel=1e-5)
     assert lines["batch"].startswith("262,144 tokens")
-    assert lines["learning rate: matrix"].startswith("0.01")
 
 
 SWAPS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -42,6 +43,18 @@ def test_a_package_imports_only_the_siblings_it_may(package: str) -> None:
     loaded = loaded_after("".join(f"import {name}\n" for name in names))
     found = {name.split(".")[0] for name in loaded} & SIBLINGS
     assert found - {package} <= ALLOWED[package]
+
+
+def test_no_import_inside_a_function_breaks_the_rule() -> None:
+    for package, allowed in ALLOWED.items():
+        for path in sorted((ROOT / package).rglob("*.py")):
+            may = allowed | {package} | ({"fitting"} if path.parent.name == "commands" else set())
+            for node in ast.walk(ast.parse(path.read_text())):
+                names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+                if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                    names = [node.module]
+                found = {name.split(".")[0] for name in names} & SIBLINGS
+                assert found <= may, f"{path.name} imports {found - may}"
 
 
 def test_callbacks_take_the_schema_alone_from_fitting() -> None:

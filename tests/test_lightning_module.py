@@ -12,7 +12,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from looped_lm import FlopsBudget, HyperConnectionLanes, HyperP, LoopedLM, Steps, TruncatedBPTT
+from looped_lm import (
+    AdditiveInjection,
+    FlopsBudget,
+    HyperConnectionLanes,
+    HyperP,
+    LoopedLM,
+    MuonH,
+    Steps,
+    TruncatedBPTT,
+)
 from tests.tiny import SEQ_LEN, VOCAB, TinyData, perturb, tiny_lm, tiny_trainer, tokens
 
 
@@ -32,12 +41,13 @@ class Watch(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.validations.append((trainer.global_step, float(trainer.callback_metrics["val/loss"])))
 
-    def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
-        if trainer.global_step > len(self.losses):
-            self.losses.append(float(trainer.callback_metrics["train/loss"]))
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.seen = trainer.global_step
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.losses.append(float(trainer.callback_metrics["train/loss"]))
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        if trainer.global_step > self.seen:
+            self.seen = trainer.global_step
+            self.losses.append(float(trainer.callback_metrics["train/loss"]))
 
 
 def fit(folder: Path, lm: LoopedLM, batch_size: int = 8, **trainer: Any) -> tuple[L.Trainer, Watch]:
@@ -133,12 +143,93 @@ def test_a_checkpoint_alone_rebuilds_a_model_built_in_python(
     assert torch.equal(loaded(inputs), lm(inputs))
 
 
+def save(folder: Path, lm: LoopedLM) -> Path:
+    """A checkpoint of a module after two steps."""
+    trainer, _ = fit(folder, lm, max_steps=2)
+    trainer.save_checkpoint(folder / "a.ckpt")
+    return folder / "a.ckpt"
+
+
+@pytest.mark.parametrize(
+    "overrides, says",
+    [
+        (
+            dict(bptt=TruncatedBPTT(1)),
+            "bptt.class_path: 'looped_lm.FullBPTT' in the checkpoint, 'looped_lm.Trunc",
+        ),
+        (dict(logit_softcap=30.0), "logit_softcap: 15.0 in the checkpoint, 30.0 here"),
+        (dict(rope_bf16=True), "rope_bf16: False in the checkpoint, True here"),
+        (
+            dict(injection=AdditiveInjection),
+            "injection.class_path: 'looped_lm.LinearInjection' in the checkpoint",
+        ),
+    ],
+)
+def test_another_model_with_the_same_or_other_tensors_is_refused(
+    tmp_path: Path, overrides: dict[str, Any], says: str
+) -> None:
+    """Trap 1, also from Python, and also where every tensor would fit."""
+    path = save(tmp_path, tiny_lm())
+    with pytest.raises(ValueError, match=f"(?s)describes another model.*{says}"):
+        tiny_trainer(tmp_path).fit(tiny_lm(**overrides), datamodule=TinyData(), ckpt_path=path)
+
+
+def test_a_changed_recipe_takes_effect_after_a_resume(tmp_path: Path) -> None:
+    """Optimizer and scheduler states would bring the old rates back."""
+    path = save(tmp_path, tiny_lm())
+    optimizer = functools.partial(MuonH, momentum=0.5)
+    lm, watch = tiny_lm(horizon=Steps(8), transfer=HyperP(matrix=0.5), optimizer=optimizer), Watch()
+    trainer = tiny_trainer(tmp_path, [watch])
+    trainer.fit(lm, datamodule=TinyData(), ckpt_path=path)
+    base = lm.learning_rates()
+    expected = [base["matrix"] * (1 - 0.9 * t / 8) for t in range(2, 8)]
+    assert [rates["matrix"] for rates in watch.rates] == pytest.approx(expected)
+    assert trainer.optimizers[0].param_groups[0]["momentum"] == 0.5
+
+
+def test_another_optimizers_state_is_refused(tmp_path: Path) -> None:
+    path = save(tmp_path, tiny_lm())
+    with pytest.raises(ValueError, match="optimizer state is another class's:\n  optimizer.class_path"):
+        tiny_trainer(tmp_path).fit(
+            tiny_lm(optimizer=torch.optim.AdamW), datamodule=TinyData(), ckpt_path=path
+        )
+
+
+class StopAt(L.Callback):
+    """Asks the trainer to stop at a micro-batch, as Lightning's Timer does."""
+
+    def __init__(self, batch_idx: int) -> None:
+        self.batch_idx = batch_idx
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if batch_idx == self.batch_idx:
+            trainer.should_stop = True
+
+
+def test_a_stop_asked_for_in_mid_accumulation_waits_for_the_steps_end(tmp_path: Path) -> None:
+    """No step is cut short, no token is counted that no step has seen."""
+    trainer = tiny_trainer(tmp_path, [StopAt(5)])
+    trainer.fit(tiny_lm(), datamodule=TinyData(2))
+    assert trainer.global_step == 2
+    assert trainer.fit_loop.epoch_loop.batch_progress.total.completed == 8
+
+
+def test_a_trainer_may_fit_twice_and_max_steps_may_equal_the_plan(tmp_path: Path) -> None:
+    lm = tiny_lm()
+    trainer = tiny_trainer(tmp_path, max_steps=4)
+    trainer.fit(lm, datamodule=TinyData(2))
+    trainer.fit(lm, datamodule=TinyData(2))
+    assert trainer.global_step == 4 and trainer.accumulate_grad_batches == 4
+
+
 def test_another_architectures_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path)
     trainer.strategy.connect(tiny_lm())
     trainer.save_checkpoint(tmp_path / "a.ckpt")
     other = tiny_lm(lanes=HyperConnectionLanes)
-    with pytest.raises(ValueError, match="lanes.alpha: only in the model"):
+    with pytest.raises(ValueError, match="lanes.class_path: .*SingleLane.* in the checkpoint"):
         tiny_trainer(tmp_path).fit(other, datamodule=TinyData(), ckpt_path=tmp_path / "a.ckpt")
 
 
@@ -148,6 +239,7 @@ def test_another_architectures_checkpoint_is_refused_by_name(tmp_path: Path) -> 
         (dict(accumulate_grad_batches=2), {}, "accumulation follows from model.batch_tokens"),
         (dict(val_check_interval=3), {}, "model.val_every_steps"),
         (dict(max_steps=9), {}, "beyond the 4 steps that model.horizon plans"),
+        (dict(limit_train_batches=3), dict(batch_tokens=256), "limit_train_batches is 3, which cuts short"),
         ({}, dict(batch_tokens=100), "not a multiple of one micro-batch: 8 rows x 16 tokens"),
     ],
 )

@@ -10,8 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from looped_lm import MuonH
 from looped_lm.commands.plan import processes
-from looped_lm.memory import estimate, saved_bytes
+from looped_lm.memory import estimate, saved_bytes, state_floats
 from tests.cli_options import tiny_options
 from tests.tiny import SEQ_LEN, tiny_model, tokens
 
@@ -37,9 +38,11 @@ def test_the_plan_is_the_run(run_cli: Any, in_folder: Path, tiny_data_dir: Path)
     assert float(plan["FLOPs/token (causal)"]) < float(plan["FLOPs/token (paper)"])
     assert plan["optimizer steps"] == str(record["steps"])
     assert plan["tokens"].startswith(f"{record['tokens']:,} ")
-    assert {"learning rate: matrix", "learning rate: lanes", "memory per process (estimate, fp32)"} <= set(
-        plan
-    )
+    assert {
+        "learning rate: matrix",
+        "learning rate: lanes",
+        "memory per process (estimate, fp32 throughout)",
+    } <= set(plan)
 
 
 def test_the_memory_kept_for_backward_is_what_training_keeps() -> None:
@@ -77,7 +80,15 @@ def test_optimizer_memory_follows_the_roles() -> None:
     assert memory.total == memory.weights + memory.gradients + memory.optimizer + memory.activations
 
 
-@pytest.mark.parametrize("devices, nodes, count", [("auto", 1, 1), (4, 1, 4), ("2", 3, 6), ([0, 2], 1, 2)])
+def test_state_per_parameter_is_the_optimizers_own() -> None:
+    assert state_floats(MuonH, "matrix") == 1 and state_floats(MuonH, "norm") == 2
+    assert state_floats(torch.optim.AdamW, "matrix") == 2 and state_floats(torch.optim.SGD, "matrix") == 0
+
+
+@pytest.mark.parametrize(
+    "devices, nodes, count",
+    [("auto", 1, 1), (4, 1, 4), ("2", 3, 6), ([0, 2], 1, 2), ("0,1", 1, 2), (-1, 1, 1)],
+)
 def test_processes(devices: Any, nodes: int, count: int) -> None:
     assert processes(devices, nodes) == count
 

@@ -47,7 +47,7 @@ def table(model: LoopedLM, batch_size: int, devices: int) -> str:
     """
     net, sections, plan = model.model, model.sections, model.plan
     micro_batches = accumulation(model.batch_tokens, batch_size, model.seq_len, devices)
-    memory = estimate(net, batch_size, model.seq_len)
+    memory = estimate(net, batch_size, model.seq_len, model.optimizer_factory)
     layers = f"{len(net.prelude)}-{len(net.block)}-{len(net.coda)}"
     rows: list[tuple[str, str]] = [
         ("layout", f"{layers}, the block run {net.num_recurrences} times"),
@@ -77,7 +77,7 @@ def table(model: LoopedLM, batch_size: int, devices: int) -> str:
         ("", ""),
         *((f"learning rate: {role}", f"{rate:.6g}") for role, rate in model.learning_rates().items()),
         ("", ""),
-        ("memory per process (estimate, fp32)", f"{memory.total / MIB:,.0f} MiB"),
+        ("memory per process (estimate, fp32 throughout)", f"{memory.total / MIB:,.0f} MiB"),
         ("  weights", f"{memory.weights / MIB:,.1f} MiB"),
         ("  gradients", f"{memory.gradients / MIB:,.1f} MiB"),
         ("  optimizer state", f"{memory.optimizer / MIB:,.1f} MiB"),
@@ -88,7 +88,9 @@ def table(model: LoopedLM, batch_size: int, devices: int) -> str:
 
 
 def processes(devices: Any, num_nodes: int) -> int:
-    """Processes that `trainer.devices` and `trainer.num_nodes` name; "auto" counts as one here."""
+    """Processes that `trainer.devices` and `trainer.num_nodes` name; "auto" and -1 (all there are) count as one."""
+    if isinstance(devices, str) and "," in devices:
+        devices = [d for d in devices.split(",") if d.strip()]
     if isinstance(devices, (list, tuple)):
         count = len(devices)
     else:
