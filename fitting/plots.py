@@ -15,7 +15,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 import numpy as np  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter  # noqa: E402
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator  # noqa: E402
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -55,10 +55,12 @@ def _colour(analysis: Analysis, r: float) -> dict[str, Any]:
 
 
 def _log_ticks(axis: Any) -> None:
-    """Labels such as 30M at 1 and 3 of each decade only: the default labels overlap at this size."""
+    """Labels such as 30M at 1 and 3 of each decade only: the default ones overlap and take long to lay
+    out.
+    """
     axis.set_major_locator(LogLocator(base=10, subs=(1.0, 3.0)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
-    axis.set_minor_formatter(NullFormatter())
+    axis.set_minor_locator(NullLocator())
 
 
 def _short(value: float) -> str:
@@ -113,6 +115,7 @@ def _frontier(analysis: Analysis) -> Figure:
                 **_look(analysis, r),
             )  # fmt: skip
         axis.set(xscale="log", xlabel="training FLOPs C", title=title)
+        _log_ticks(axis.xaxis)
     axes[0].set_ylabel("compute-optimal loss (nats/token)")
     axes[0].legend(title="points: parabola minima")
     return figure
@@ -180,6 +183,7 @@ def _allocation(analysis: Analysis) -> Figure:
                 **look,
             )
         axis.set(xscale="log", yscale="log", xlabel="training FLOPs C", ylabel=label)
+        _log_ticks(axis.xaxis)
         _log_ticks(axis.yaxis)
     handles, labels = axes[0].get_legend_handles_labels()
     title = "lines: joint law, exact F(N); points: parabola minima"

@@ -20,7 +20,9 @@ def fitted():
 
 
 @pytest.mark.parametrize(
-    ("split", "low", "high"), [(PAPER, 0.393, 0.492), (REGRESSED, 0.416, 0.515)], ids=["p", "r"]
+    ("split", "low", "high"),
+    [pytest.param(PAPER, 0.393, 0.492, marks=pytest.mark.slow), (REGRESSED, 0.416, 0.515)],
+    ids=["paper", "regressed"],
 )
 def test_block_percentiles_of_the_shipped_grid(fitted, split, low, high):
     result = fitted[split]
