@@ -55,7 +55,8 @@ def main(starts: int = 500) -> None:
         f"one joint fit, {starts} starts: batch {ours:.3f} s, loop {theirs:.2f} s, ratio {theirs / ours:.0f}"
     )
     print(
-        f"  objective batch/loop - 1 = {relative:+.1e}, phi apart by {abs(batch.best.theta[0, 5] - best.x[5]):.1e}"
+        f"  objective batch/loop - 1 = {relative:+.1e}, phi apart by "
+        f"{abs(batch.best.theta[0, 5] - best.x[5]):.1e}"
     )
     began = time.perf_counter()
     fit(runs, law, starts=starts)
