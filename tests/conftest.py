@@ -11,6 +11,8 @@ import pytest
 import torch
 
 os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
+# Threads cost more than they bring on the small matrices of a fit; numpy reads this when it is first imported.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # One process of two threads is as fast here as it gets; more only wait for each other.
 torch.set_num_threads(min(2, torch.get_num_threads()))
 
