@@ -124,7 +124,7 @@ class LoopedLM(L.LightningModule):
     def loss(self, batch: Batch) -> Tensor:
         """Mean cross entropy in nats per token."""
         inputs, targets = batch
-        return F.cross_entropy(self(inputs).flatten(0, 1), targets.flatten())
+        return self.model(inputs, targets)
 
     # ---- Trainer settings that follow from the recipe -------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from looped_lm.bptt import BPTTStrategy, FullBPTT
 from looped_lm.component import as_factory, as_instance
 from looped_lm.injection import Injection, LinearInjection
 from looped_lm.lanes import Lanes, SingleLane
+from looped_lm.loss import softcapped_cross_entropy
 
 WIDTH_UNIT = 64
 VOCAB_UNIT = 64
@@ -97,9 +98,17 @@ class LoopedTransformer(nn.Module):
         #: Called as `observer(i, state)` after each recurrence; for telemetry, never for computing.
         self.observer: Callable[[int, Tensor], None] | None = None
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Soft-capped fp32 logits (B,T,V) of int64 tokens (B,T)."""
-        return self.logits(self.hidden(tokens))
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Soft-capped fp32 logits (B,T,V) of int64 tokens (B,T); with targets (B,T) the mean loss in nats per token.
+
+        The loss never holds the logits of all tokens at once.
+        """
+        hidden = self.hidden(tokens)
+        if targets is None:
+            return self.logits(hidden)
+        return softcapped_cross_entropy(
+            hidden.flatten(0, 1), self.head.weight, targets.flatten(), self.vocab_size, self.logit_softcap
+        )
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """Normalised output (B,T,d) of the coda, which the head reads."""

@@ -1,0 +1,75 @@
+"""Cross entropy of the head without ever holding all logits.
+
+N tokens, d = d_model, V vocabulary. The logits of all tokens, N·V floats and their gradients, are the largest tensors
+of a training step by far. Here they live for a chunk of tokens at a time: loss and gradients of a chunk are taken
+together, so that backward has nothing to recompute and the matrix products are those of the plain head. Gradients are
+exact.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+#: Logits held at once, in elements: 64 MiB in fp32, a few times that with temporaries.
+CHUNK_ELEMENTS = 2**24
+
+
+def chunk_tokens(vocab_size: int) -> int:
+    """Tokens whose logits are held at once."""
+    return max(1, CHUNK_ELEMENTS // vocab_size)
+
+
+def softcapped_cross_entropy(
+    hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, softcap: float
+) -> Tensor:
+    """Mean of -log softmax(c·tanh(W h / c))[target] over all tokens, in nats.
+
+    Args:
+        hidden: what the head reads, (N,d).
+        weight: weight of the head, (V_pad,d); rows from `vocab_size` on are left out.
+        targets: int64 (N,).
+        vocab_size: number of tokens V.
+        softcap: cap c of the logits.
+    """
+    return _ChunkedCrossEntropy.apply(hidden, weight, targets, vocab_size, softcap)
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, softcap: float
+    ) -> Tensor:
+        wants_gradients = any(ctx.needs_input_grad)
+        used = weight[:vocab_size]
+        # At least fp32, as for the logits themselves; a float64 model keeps its precision.
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        total = hidden.new_zeros((), dtype=wide)
+        grad_hidden = torch.empty_like(hidden) if wants_gradients else None
+        grad_weight = torch.zeros_like(weight) if wants_gradients else None
+        size = chunk_tokens(vocab_size)
+        for h, y, start in zip(
+            hidden.split(size), targets.split(size), range(0, len(hidden), size), strict=True
+        ):
+            tanh = (h @ used.T).to(wide).div_(softcap).tanh_()
+            logits = tanh * softcap
+            log_z = logits.logsumexp(dim=-1, keepdim=True)
+            total += (log_z - logits.gather(-1, y.unsqueeze(-1))).sum()
+            if grad_hidden is None or grad_weight is None:
+                continue
+            # d loss / d (W h) = (softmax - one-hot)·(1 - tanh²) / N
+            g = logits.sub_(log_z).exp_()
+            g.scatter_add_(-1, y.unsqueeze(-1), g.new_full((len(y), 1), -1.0))
+            g.mul_(tanh.square_().neg_().add_(1.0)).div_(len(hidden))
+            g = g.to(h.dtype)
+            grad_hidden[start : start + size] = g @ used
+            grad_weight[:vocab_size] += g.T @ h
+        ctx.save_for_backward(grad_hidden, grad_weight)
+        return total / len(hidden)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        grad_hidden, grad_weight = ctx.saved_tensors
+        return grad_hidden * grad, grad_weight * grad, None, None, None
