@@ -38,7 +38,8 @@ class DivergenceGuard(L.Callback):
             self._check(trainer, "train/loss")
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._check(trainer, "val/loss")
+        if trainer.state.fn == "fit":
+            self._check(trainer, "val/loss")
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]

@@ -7,6 +7,7 @@ from typing import Any
 import lightning as L
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from looped_lm import LoopedLM
 
@@ -27,9 +28,11 @@ class LoopStats(L.Callback):
         wanted = last_of_step and pl_module.logs_step(trainer.global_step + 1)
         pl_module.model.observer = self._observe if wanted else None
 
-    def _observe(self, i: int, state: Tensor) -> None:
-        state = state.detach()
-        self._norms[i] = torch.linalg.vector_norm(state, dtype=torch.float32) / state.numel() ** 0.5
+    def _observe(self, i: int, state: Any) -> None:
+        # Lanes may carry their state in any form that holds tensors.
+        leaves = [t.detach() for t in tree_leaves(state) if isinstance(t, Tensor)]
+        squares = [t.square().sum(dtype=torch.promote_types(t.dtype, torch.float32)) for t in leaves]
+        self._norms[i] = (torch.stack(squares).sum() / sum(t.numel() for t in leaves)).sqrt()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: LoopedLM, outputs: Any, batch: Any, batch_idx: int

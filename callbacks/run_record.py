@@ -63,15 +63,12 @@ class RunRecordWriter(L.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._validation = dict(state_dict)
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_end(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
-        metrics = trainer.callback_metrics
-        self._validation = {
-            "val_loss": float(metrics["val/loss"]),
-            "val_tokens": int(metrics["val/tokens"]),
-            "val_step": trainer.global_step,
-        }
+        assert pl_module.evaluated is not None
+        loss, tokens = pl_module.evaluated
+        self._validation = {"val_loss": loss, "val_tokens": tokens, "val_step": trainer.global_step}
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: LoopedLM, checkpoint: dict[str, Any]) -> None:
         checkpoint[CHECKPOINT_KEY] = self.record(trainer, pl_module).to_dict()
@@ -79,7 +76,7 @@ class RunRecordWriter(L.Callback):
     def on_exception(self, trainer: L.Trainer, pl_module: LoopedLM, exception: BaseException) -> None:
         folder = getattr(trainer.checkpoint_callback, "dirpath", None)
         fitting = trainer.state.fn == "fit" and not trainer.sanity_checking
-        if folder is None or not trainer.is_global_zero or not fitting:
+        if folder is None or not trainer.is_global_zero or not fitting or not trainer.global_step:
             return
         diverged = isinstance(exception, FloatingPointError)
         reason = f"{type(exception).__name__}: {exception}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -37,9 +38,9 @@ def refuse_shadowing() -> None:
     for name in SIBLINGS:
         spec = importlib.util.find_spec(name)
         found = Path(spec.origin).resolve().parent if spec and spec.origin else None
-        if found is not None and found != root / name:
+        if spec is not None and found is not None and found != root / name:
             raise ValueError(
-                f"The folder {found} hides the package {name!r} of looped_lm: rename it, or run from another folder."
+                f"{spec.origin} hides the package {name!r} of looped_lm: rename it, or run from another folder."
             )
 
 
@@ -83,10 +84,22 @@ def cli(args: list[str]) -> int:
         return 2
     try:
         run(args)
-    except (ValueError, OSError, FloatingPointError) as error:
-        if os.environ.get("LOOPED_LM_TRACEBACK"):
+    except SystemExit as stop:
+        # Lightning leaves on SIGTERM without a status, which a scheduler would take for success.
+        if type(stop).__name__ != "SIGTERMException":
             raise
-        print(f"error: {error}\n(LOOPED_LM_TRACEBACK=1 shows where.)", file=sys.stderr)
+        print("error: stopped by SIGTERM; resume from the last checkpoint with --ckpt_path.", file=sys.stderr)
+        return 128 + signal.SIGTERM
+    except Exception as error:
+        # Whatever else is raised is a fault in code, ours or a component's, and keeps its traceback.
+        users = (ValueError, OSError, FloatingPointError, ImportError)
+        if os.environ.get("LOOPED_LM_TRACEBACK") or not (
+            isinstance(error, users) or type(error).__name__ == "MisconfigurationException"
+        ):
+            raise
+        from looped_lm.hints import innermost
+
+        print(f"error: {innermost(str(error))}\n(LOOPED_LM_TRACEBACK=1 shows where.)", file=sys.stderr)
         return 1
     return 0
 

@@ -23,13 +23,10 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise ValueError(
-            f"{path} cannot be read as a checkpoint ({type(error).__name__}: {error})."
+            f"{path} cannot be read as a checkpoint: it is truncated, or something else ({type(error).__name__})."
         ) from error
-    missing = [
-        k
-        for k in ("state_dict", "hyper_parameters")
-        if not isinstance(checkpoint, dict) or k not in checkpoint
-    ]
+    needed = ("state_dict", "hyper_parameters", "pytorch-lightning_version")
+    missing = [k for k in needed if not isinstance(checkpoint, dict) or k not in checkpoint]
     if missing:
         raise ValueError(f"{path} is no checkpoint of a LoopedLM: it has no {' and no '.join(missing)}.")
     return checkpoint

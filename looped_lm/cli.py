@@ -11,15 +11,22 @@ from typing import Any, NoReturn
 
 import lightning as L
 import yaml
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 from looped_lm.checkpoints import load_checkpoint
 from looped_lm.config_files import BASE, run_name
-from looped_lm.hints import hint
+from looped_lm.hints import hint, innermost
 from looped_lm.lightning_module import LoopedLM
 
-#: Names that the Trainer resolves to a checkpoint itself.
-LIGHTNING_CHECKPOINTS = ("last", "best", "hpc", "registry")
+SECTIONS = ("model", "data", "trainer")
+
+
+class RunConfig(SaveConfigCallback):
+    """Saves the resolved configuration into the run's folder; without a logger a run has none."""
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if trainer.loggers:
+            super().setup(trainer, pl_module, stage)
 
 
 class Parser(LightningArgumentParser):
@@ -27,6 +34,7 @@ class Parser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         helpful = hint(message, getattr(ex, "subcommand_parser", None) or self)
+        message = innermost(message)
         sys.stderr.write(f"error: {message}\n{helpful}\n" if helpful else f"error: {message}\n")
         sys.exit(2)
 
@@ -41,6 +49,7 @@ class LoopedCLI(LightningCLI):
             L.LightningDataModule,
             subclass_mode_data=True,
             parser_class=Parser,
+            save_config_callback=RunConfig,
             seed_everything_default=1,
             # LoopedLM stores plain hyperparameters itself: a checkpoint must load without a parser, too.
             load_from_checkpoint_support=False,
@@ -83,12 +92,20 @@ class LoopedCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         path = self.config[self.subcommand].get("ckpt_path") if self.subcommand else None
-        if path and path not in LIGHTNING_CHECKPOINTS and "://" not in path:
+        if self.subcommand not in (None, "fit") and not path:
+            raise ValueError(
+                f"{self.subcommand} needs --ckpt_path FILE: without one it would judge untrained weights."
+            )
+        if path and "://" not in path:
             if not Path(path).is_file():
-                raise FileNotFoundError(f"ckpt_path {path!r} is not a file.")
+                raise FileNotFoundError(f"ckpt_path {path!r} is not a file. Give the path of a checkpoint.")
             load_checkpoint(path)
         config = self.config if self.subcommand is None else self.config[self.subcommand]
         config.run_name = config.run_name or run_name(self.arguments)
+        if Path(config.run_name).name != config.run_name:
+            raise ValueError(
+                f"run_name {config.run_name!r} is a path; it names a folder inside the logger's save_dir."
+            )
         for logger in _as_list(config.trainer.logger):
             init_args = getattr(logger, "init_args", None)
             if init_args is not None and "name" in init_args and init_args.name is None:
@@ -117,9 +134,11 @@ class LoopedCLI(LightningCLI):
         path = option(args, "--ckpt_path")
         if args[:1] == ["fit"] or path is None or not Path(path).is_file():
             return args
-        recorded = (load_checkpoint(path).get("run_record") or {}).get("config") or {}
+        recorded = (load_checkpoint(path).get("run_record") or {}).get("config")
+        if not isinstance(recorded, dict) or not all(isinstance(recorded.get(k), dict) for k in SECTIONS):
+            return args
         taken = {key: recorded[key] for key in ("run_name", "model", "data") if key in recorded}
-        taken["trainer"] = {"precision": recorded.get("trainer", {}).get("precision", "32-true")}
+        taken["trainer"] = {"precision": recorded["trainer"].get("precision", "32-true")}
         for key in ("vocab_size", "seq_len"):
             taken.get("model", {}).pop(key, None)
         underneath = Path(folder) / "run_of_checkpoint.yaml"

@@ -147,6 +147,22 @@ def as_factory(factory: Callable[..., Any] | Mapping[str, Any]) -> Callable[...,
     return functools.partial(import_class(factory["class_path"]), **init_args)
 
 
+def build(factory: Callable[..., Any] | Mapping[str, Any], seam: str, *sizes: int) -> Any:
+    """The component of a seam from its factory, called with the sizes that the model supplies.
+
+    Raises:
+        ValueError: the factory does not take these sizes.
+    """
+    factory = as_factory(factory)
+    try:
+        return factory(*sizes)
+    except TypeError as error:
+        raise ValueError(
+            f"The {seam} {factory!r} cannot be built from the model's {len(sizes)} size(s) {sizes}: {error}. Its "
+            "constructor takes them first, as its base class does."
+        ) from error
+
+
 def _revive(value: Any) -> Any:
     if isinstance(value, Mapping) and "class_path" in value:
         return as_factory(value)()

@@ -9,6 +9,8 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
+import yaml
+
 SHIPPED = Path(__file__).resolve().parent.parent / "configs"
 BASE = SHIPPED / "base.yaml"
 _FLAGS = ("--config", "-c")
@@ -19,9 +21,11 @@ def resolve_config(name: str) -> str:
 
     Raises:
         FileNotFoundError: no such file; the message lists the shipped ones.
+        ValueError: the file is no YAML mapping.
     """
     path = Path(name)
     if path.is_file():
+        _check(path)
         return name
     if path.name == name and (SHIPPED / name).is_file():
         return str(SHIPPED / name)
@@ -32,6 +36,19 @@ def resolve_config(name: str) -> str:
         + (f" Did you mean {close[0]}?" if close else "")
         + f" Shipped: {', '.join(shipped)}."
     )
+
+
+def _check(path: Path) -> None:
+    """Refuse what is no configuration, by the name of the file; a parser of several files would not name it."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"Config {path} is not YAML: {error}") from error
+    if not isinstance(content, dict):
+        what = "empty" if content is None else f"a {type(content).__name__}"
+        raise ValueError(
+            f"Config {path} is {what}; a configuration maps keys such as model, data and trainer."
+        )
 
 
 def resolve_arguments(args: list[str]) -> list[str]:

@@ -25,6 +25,20 @@ def hint(message: str, parser: Any) -> str:
     return ""
 
 
+def innermost(message: str) -> str:
+    """The message of a refused value alone, where a parser wraps it in all the types it tried."""
+    head, found, tried = message.partition("Does not validate against any of the Union subtypes")
+    if not found:
+        return message
+    errors = re.findall(r"^ +- (.*(?:\n +(?!- |Given)[^\n]*)*)", tried, re.MULTILINE)
+    told = [
+        e.strip()
+        for e in errors
+        if not e.startswith(("Expected a <class 'NoneType'>", "Not a valid subclass"))
+    ]
+    return head.strip() + ("\n" if head.strip() else "") + "\n".join(told) if told else message
+
+
 def _closest(name: str, names: Iterable[str], what: str) -> str:
     names = sorted(set(names))
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
@@ -40,10 +54,14 @@ def _keys(parser: Any) -> list[str]:
 
 
 def _unknown_key(message: str, parser: Any) -> str:
-    match = re.search(r"(?:unrecognized arguments: --|does not accept option '|Option ')([\w.]+)", message)
+    match = re.search(
+        r"(?:unrecognized arguments: (?:--)?|does not accept option '|Option ')([\w.]+)", message
+    )
     if not match:
         return ""
     name = match.group(1)
+    if re.search(r"unrecognized arguments: \S+\.ya?ml", message):
+        return "A configuration file is given as --config FILE."
     group = re.search(r"Group '([\w.]+)' does not accept", message)
     full = f"{group.group(1)}.{name}" if group else name
     keys = _keys(parser)

@@ -18,7 +18,8 @@ from looped_lm.checkpoints import compare_tensors, differences
 from looped_lm.component import Spec, as_factory, as_instance, callable_spec, component_spec
 from looped_lm.metrics import TokenLoss
 from looped_lm.optim import MuonH
-from looped_lm.schedules import Horizon, HyperP, LinearSchedule, Plan, RunSize, accumulation
+from looped_lm.schedules import Horizon, HyperP, LinearSchedule, Plan, RunSize
+from looped_lm.trainer_settings import Derived, derive, say
 from looped_lm.transformer import LoopedTransformer
 
 Batch = tuple[Tensor, Tensor]
@@ -87,11 +88,13 @@ class LoopedLM(L.LightningModule):
         )
         #: Where the run comes from (name, seed, resolved configuration); set by the command line for the run record.
         self.provenance: dict[str, Any] = {}
+        #: Loss (nats/token) and tokens of the last evaluation, unrounded by the precision of the run.
+        self.evaluated: tuple[float, int] | None = None
         self.val_loss = TokenLoss()
         self._step_nats: Tensor | None = None
         self._step_tokens = 0
         self._stop_requested = False
-        self._derived: dict[str, int] = {}
+        self._derived = Derived()
         # Plain data that rebuilds this object, whether a parser or a caller in Python made the components, and with
         # every default written out.
         arguments = inspect.signature(LoopedTransformer).bind(vocab_size, seq_len, **architecture)
@@ -126,59 +129,17 @@ class LoopedLM(L.LightningModule):
         inputs, targets = batch
         return self.model(inputs, targets)
 
-    # ---- Trainer settings that follow from the recipe -------------------------------------------------------------
-
     def setup(self, stage: str) -> None:
-        if stage != "fit":
-            return
-        trainer = self.trainer
-        if trainer.accumulate_grad_batches not in (1, self._derived.get("accumulate_grad_batches")):
-            raise ValueError(
-                f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches}, but accumulation follows from "
-                f"model.batch_tokens ({self.batch_tokens:,}): leave it at 1 and set batch_tokens."
+        if stage == "fit":
+            self._stop_requested = False
+            self._derived = derive(
+                self.trainer,
+                self.plan.steps,
+                self.batch_tokens,
+                self.seq_len,
+                self.val_every_steps,
+                self._derived,
             )
-        if trainer.val_check_interval not in (1.0, self._derived.get("val_check_interval")):
-            raise ValueError(
-                f"trainer.val_check_interval is {trainer.val_check_interval}, but the interval follows from "
-                f"model.val_every_steps ({self.val_every_steps}), in optimizer steps: leave it unset."
-            )
-        rows = getattr(trainer.datamodule, "batch_size", None)  # type: ignore[attr-defined]
-        if rows is None:
-            raise ValueError(
-                "The data module has no `batch_size` (rows per device), so batch_tokens cannot be met."
-            )
-        micro_batches = accumulation(self.batch_tokens, rows, self.seq_len, trainer.world_size)
-        trainer.accumulate_grad_batches = micro_batches
-        self._derived = {"accumulate_grad_batches": micro_batches}
-        self._stop_requested = False
-        if trainer.fast_dev_run:  # type: ignore[attr-defined]
-            return
-        limit = trainer.limit_train_batches
-        if limit != 1.0 and (isinstance(limit, float) or limit % micro_batches):
-            raise ValueError(
-                f"trainer.limit_train_batches is {limit}, which cuts short an optimizer step of {micro_batches} "
-                "micro-batches: set trainer.max_steps to stop early."
-            )
-        # Without an interval validation comes from the FinalValidation callback, at the end.
-        every = self.plan.steps + 1 if self.val_every_steps is None else self.val_every_steps
-        trainer.val_check_interval = self._derived["val_check_interval"] = every * micro_batches
-        if trainer.max_steps == -1:
-            trainer.fit_loop.epoch_loop.max_steps = self.plan.steps
-        elif trainer.max_steps < self.plan.steps:
-            self._say(
-                f"trainer.max_steps stops this run after {trainer.max_steps} of the {self.plan.steps} steps that its "
-                "horizon plans; the learning-rate schedule follows the plan."
-            )
-        elif trainer.max_steps > self.plan.steps:
-            raise ValueError(
-                f"trainer.max_steps is {trainer.max_steps}, beyond the {self.plan.steps} steps that model.horizon "
-                "plans: set model.horizon instead, for example looped_lm.Steps."
-            )
-
-    def _say(self, message: str) -> None:
-        """Print once. The module's own `print` goes through a progress bar, which does not show before training."""
-        if self.trainer.is_global_zero:
-            print(message)
 
     # ---- Training -----------------------------------------------------------------------------------------------
 
@@ -235,7 +196,7 @@ class LoopedLM(L.LightningModule):
     def _log_evaluation(self, prefix: str) -> None:
         loss, tokens = self.val_loss.compute()
         self.val_loss.reset()
-        # float64, so that a stored loss and its reproduction compare bit by bit.
+        self.evaluated = (float(loss), int(tokens))
         self.log(f"{prefix}/loss", loss, prog_bar=True)
         self.log(f"{prefix}/perplexity", loss.exp())
         self.log(f"{prefix}/tokens", tokens)
@@ -293,11 +254,19 @@ class LoopedLM(L.LightningModule):
                 "LoopedLM.load_from_checkpoint."
             )
         compare_tensors(checkpoint["state_dict"], self.state_dict())
+        if self.trainer.state.fn == "fit" and checkpoint["global_step"] >= self.plan.steps:
+            raise ValueError(
+                f"The checkpoint is at step {checkpoint['global_step']} of {self.plan.steps}: nothing is left to "
+                "train. Raise model.horizon to go on."
+            )
         if recipe and self.trainer.state.fn == "fit":
             if any(d.key == "optimizer.class_path" for d in recipe):
                 raise ValueError(f"The checkpoint's optimizer state is another class's:\n  {recipe[0]}")
             listing = "\n".join(f"  {d}" for d in recipe)
-            self._say(f"The recipe differs from the checkpoint's; the one given here is used:\n{listing}")
+            say(
+                self.trainer,
+                f"The recipe differs from the checkpoint's; the one given here is used:\n{listing}",
+            )
             self._use_own_recipe(checkpoint)
 
     def _use_own_recipe(self, checkpoint: dict[str, Any]) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torchmetrics import Metric
 
 
@@ -19,6 +22,10 @@ class TokenLoss(Metric):
         self.set_dtype(torch.float64)
         self.add_state("nats", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("tokens", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> Module:
+        """Move with the module, but never to a narrower type: `module.to(bfloat16)` would round the loss."""
+        return super()._apply(lambda t: fn(t).to(t.dtype), exclude_state)
 
     def update(self, loss: Tensor, tokens: int) -> None:
         """Add a batch of `tokens` tokens with mean loss `loss` (nats/token)."""

@@ -67,6 +67,10 @@ class MuonH(Optimizer):
     ) -> None:
         if not 0.0 <= momentum < 1.0:
             raise ValueError(f"momentum is {momentum}; it must lie in [0, 1).")
+        if not all(0.0 <= beta < 1.0 for beta in betas):
+            raise ValueError(f"betas are {tuple(betas)}; they must lie in [0, 1).")
+        if not (eps > 0.0 and lr >= 0.0):
+            raise ValueError(f"eps is {eps} and lr is {lr}; eps must be positive and lr not negative.")
         #: Radii of each stack on its device; a tensor made anew each step would wait for the device.
         self._radii: dict[tuple[float, ...], Tensor] = {}
         super().__init__(params, {"lr": lr, "momentum": momentum, "betas": tuple(betas), "eps": eps})

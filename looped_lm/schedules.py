@@ -168,11 +168,20 @@ class HyperP(Component):
         self, d_model: int, batch_tokens: int, tokens: float, reference_tokens: float
     ) -> dict[str, float]:
         """Learning rate of every role for a run of width d, batch and target tokens D."""
-        width = (d_model / self.REFERENCE_WIDTH) ** self.width_exponent
-        batch = (batch_tokens / self.REFERENCE_BATCH_TOKENS) ** self.batch_exponent
-        data = (tokens / reference_tokens) ** self.data_exponent
+        try:
+            width = (d_model / self.REFERENCE_WIDTH) ** self.width_exponent
+            batch = (batch_tokens / self.REFERENCE_BATCH_TOKENS) ** self.batch_exponent
+            data = (tokens / reference_tokens) ** self.data_exponent
+        except OverflowError as error:
+            raise ValueError(
+                "An exponent of the learning-rate transfer is too large for this run."
+            ) from error
         factors = {"matrix": batch * data, "embedding": width * batch, "head": width * batch}
-        return {role: rate * factors.get(role, width) for role, rate in self.base.items()}
+        rates = {role: rate * factors.get(role, width) for role, rate in self.base.items()}
+        for role, rate in rates.items():
+            if not math.isfinite(rate) or (rate == 0) != (self.base[role] == 0):
+                raise ValueError(f"The transferred learning rate of {role} is {rate}: look at the exponents.")
+        return rates
 
 
 class LinearSchedule(Component):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from looped_lm.blocks import Block, Rotary, rms_norm
 from looped_lm.bptt import BPTTStrategy, FullBPTT
-from looped_lm.component import as_factory, as_instance
+from looped_lm.component import as_instance, build
 from looped_lm.injection import Injection, LinearInjection
 from looped_lm.lanes import Lanes, SingleLane
 from looped_lm.loss import softcapped_cross_entropy
@@ -86,8 +86,8 @@ class LoopedTransformer(nn.Module):
         self.prelude = layers(prelude_layers)
         self.block = layers(recurrent_layers)
         self.coda = layers(coda_layers)
-        self.injection: Injection = as_factory(injection)(d_model)
-        self.lanes: Lanes = as_factory(lanes)(d_model, num_recurrences)
+        self.injection: Injection = build(injection, "injection", d_model)
+        self.lanes: Lanes = build(lanes, "lanes", d_model, num_recurrences)
         self.bptt: BPTTStrategy = FullBPTT() if bptt is None else as_instance(bptt)
         self.norm_emb, self.norm_recur, self.norm_final = (rms_norm(d_model) for _ in range(3))
         self.head = nn.Linear(d_model, padded, bias=False)
@@ -96,7 +96,7 @@ class LoopedTransformer(nn.Module):
         nn.init.normal_(self.head.weight, std=0.001)
         refuse_untrainable(self.injection, self.lanes, self.bptt, num_recurrences)
         #: Called as `observer(i, state)` after each recurrence; for telemetry, never for computing.
-        self.observer: Callable[[int, Tensor], None] | None = None
+        self.observer: Callable[[int, Any], None] | None = None
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """Soft-capped fp32 logits (B,T,V) of int64 tokens (B,T); with targets (B,T) the mean loss in nats per token.

@@ -65,6 +65,13 @@ def test_the_record_lies_beside_and_inside_the_final_checkpoint(tmp_path: Path) 
     )
 
 
+def test_a_low_precision_does_not_round_the_recorded_loss(tmp_path: Path) -> None:
+    run(tmp_path, tiny_lm(), precision="bf16-true")
+    record = RunRecord.from_json((tmp_path / "step=4.run.json").read_text())
+    assert record.val_loss is not None and record.val_tokens == 12 * SEQ_LEN
+    assert float(torch.tensor(record.val_loss, dtype=torch.bfloat16)) != record.val_loss
+
+
 def test_a_checkpoint_before_the_end_is_recorded_as_stopped(tmp_path: Path) -> None:
     run(tmp_path, tiny_lm(val_every_steps=2), max_steps=3)
     record = RunRecord.from_json((tmp_path / "step=3.run.json").read_text())

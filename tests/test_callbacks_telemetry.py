@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from callbacks import GradientNorm, LearningRates, LoopStats
-from looped_lm import HyperConnectionLanes, PassthroughInjection
+from looped_lm import HyperConnectionLanes, PassthroughInjection, SingleLane
 from tests.recording_logger import RecordingLogger
 from tests.tiny import TinyData, tiny_lm, tiny_trainer
 
@@ -50,6 +50,30 @@ def test_telemetry_is_taken_at_logging_steps_only(tmp_path: Path) -> None:
     )
     for name in ("grad/norm", "loop/state_norm_0", "lr/matrix", "train/loss"):
         assert [s for s, _ in logger.series(name)] == [2, 4], name
+
+
+class PairLanes(SingleLane):
+    """A state that is a pair of tensors."""
+
+    def expand(self, s: torch.Tensor) -> Any:
+        return (s, s)
+
+    def read(self, state: Any, i: int) -> torch.Tensor:
+        return state[0]
+
+    def write(self, state: Any, y: torch.Tensor, i: int) -> Any:
+        return (y, state[0])
+
+    def reduce(self, state: Any) -> torch.Tensor:
+        return state[0] + state[1]
+
+
+@pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-true", "bf16-mixed"])
+def test_telemetry_takes_any_state_at_any_precision(tmp_path: Path, precision: str) -> None:
+    logger = RecordingLogger()
+    trainer = tiny_trainer(tmp_path, [LoopStats(), GradientNorm()], logger=logger, precision=precision)
+    trainer.fit(tiny_lm(lanes=PairLanes), datamodule=TinyData())
+    assert [s for s, _ in logger.series("loop/state_norm_1")] == [1, 2, 3, 4]
 
 
 def test_state_norms_are_those_of_the_state_after_each_recurrence(tmp_path: Path) -> None:

@@ -100,6 +100,72 @@ def test_bad_values_give_one_message_and_a_status(run_cli: Any, options: list[st
     assert status == 1 and says in out and "Traceback" not in out
 
 
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        (["--data.batch_size=0"], "batch_size is 0"),
+        (["--model.schedule.warmup=0.5"], "warmup 0.5 and warmdown 1.0 overlap"),
+        (["--model.bptt=TruncatedBPTT", "--model.bptt.window=0"], "window is 0"),
+        (["--model.transfer.data_exponent=-1e9"], "exponent"),
+        (["--model.optimizer=MuonH", "--model.optimizer.betas=[2,3]"], "betas are (2.0, 3.0)"),
+    ],
+)
+def test_the_message_of_a_component_is_not_buried(run_cli: Any, options: list[str], says: str) -> None:
+    status, out = run_cli("plan", *options)
+    assert status in (1, 2) and says in out and "Traceback" not in out
+    assert len(out) < 600 and "Union" not in out, out
+
+
+def test_a_config_given_without_its_flag_is_explained(run_cli: Any) -> None:
+    status, out = run_cli("fit", "r4.yaml")
+    assert status == 2 and "given as --config FILE" in out
+
+
+@pytest.mark.parametrize(
+    "content, says",
+    [("", "own.yaml is empty"), ("- 1\n", "own.yaml is a list"), ("a: [1\n", "own.yaml is not YAML")],
+)
+def test_a_config_that_is_none_is_named(run_cli: Any, in_folder: Path, content: str, says: str) -> None:
+    (in_folder / "own.yaml").write_text(content)
+    status, out = run_cli("plan", "--config", "own.yaml")
+    assert status == 1 and says in out
+
+
+@pytest.mark.parametrize("command", ["validate", "test", "predict"])
+def test_untrained_weights_are_not_judged(run_cli: Any, in_folder: Path, command: str) -> None:
+    status, out = run_cli(command)
+    assert status == 1 and f"{command} needs --ckpt_path FILE" in out
+    status, out = run_cli(command, "--ckpt_path=last")
+    assert status == 1 and "'last' is not a file" in out
+
+
+def test_a_run_name_is_no_path(run_cli: Any, in_folder: Path) -> None:
+    status, out = run_cli("plan", "--run_name=../escape")
+    assert status == 1 and "run_name '../escape' is a path" in out
+
+
+def test_lightnings_own_refusals_are_messages(run_cli: Any, in_folder: Path, tiny_data_dir: Path) -> None:
+    status, out = run_cli("fit", *tiny_options(tiny_data_dir), "--trainer.enable_checkpointing=false")
+    assert status == 1 and "error: " in out and "Traceback" not in out
+
+
+def test_a_run_without_logger_can_be_repeated(run_cli: Any, in_folder: Path, tiny_data_dir: Path) -> None:
+    for _ in range(2):
+        status, out = run_cli("fit", *tiny_options(tiny_data_dir), "--trainer.logger=false")
+        assert status == 0, out
+
+
+def test_sigterm_is_no_success(run_cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+    def stopped() -> None:
+        raise SIGTERMException
+
+    monkeypatch.setattr("looped_lm.cli.main", stopped)
+    status, out = run_cli("fit")
+    assert status == 143 and "stopped by SIGTERM; resume" in out
+
+
 # ---- configuration files -------------------------------------------------------------------------------------------
 
 
@@ -132,7 +198,7 @@ def test_a_folder_that_hides_a_package_is_named(in_folder: Path, monkeypatch: py
     (own / "__init__.py").write_text("")
     monkeypatch.delitem(sys.modules, "callbacks", raising=False)
     monkeypatch.syspath_prepend(str(in_folder))
-    with pytest.raises(ValueError, match=r"callbacks hides the package 'callbacks' of looped_lm"):
+    with pytest.raises(ValueError, match=r"callbacks/__init__.py hides the package 'callbacks' of looped_lm"):
         refuse_shadowing()
 
 

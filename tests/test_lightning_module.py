@@ -187,6 +187,22 @@ def test_a_changed_recipe_takes_effect_after_a_resume(tmp_path: Path) -> None:
     assert trainer.optimizers[0].param_groups[0]["momentum"] == 0.5
 
 
+def test_a_finished_checkpoint_leaves_nothing_to_train(tmp_path: Path) -> None:
+    path = save(tmp_path, tiny_lm())
+    with pytest.raises(ValueError, match="at step 2 of 2: nothing is left to train"):
+        tiny_trainer(tmp_path).fit(tiny_lm(horizon=Steps(2)), datamodule=TinyData(), ckpt_path=path)
+
+
+class NoSizes(AdditiveInjection):
+    def __init__(self) -> None:
+        super().__init__(64)
+
+
+def test_a_component_that_takes_no_sizes_is_named() -> None:
+    with pytest.raises(ValueError, match="The injection .*NoSizes.* cannot be built from the model's 1 size"):
+        tiny_lm(injection=NoSizes)
+
+
 def test_another_optimizers_state_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path, tiny_lm())
     with pytest.raises(ValueError, match="optimizer state is another class's:\n  optimizer.class_path"):
@@ -239,6 +255,8 @@ def test_another_architectures_checkpoint_is_refused_by_name(tmp_path: Path) -> 
         (dict(accumulate_grad_batches=2), {}, "accumulation follows from model.batch_tokens"),
         (dict(val_check_interval=3), {}, "model.val_every_steps"),
         (dict(max_steps=9), {}, "beyond the 4 steps that model.horizon plans"),
+        (dict(overfit_batches=1), {}, "overfit_batches does nothing to endless data"),
+        (dict(min_steps=5), {}, "min_steps is 5, beyond the 4 steps"),
         (dict(limit_train_batches=3), dict(batch_tokens=256), "limit_train_batches is 3, which cuts short"),
         ({}, dict(batch_tokens=100), "not a multiple of one micro-batch: 8 rows x 16 tokens"),
     ],
