@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import platform
 import subprocess
 from pathlib import Path
@@ -27,10 +28,24 @@ def record_path(checkpoint: str | Path) -> Path:
 
 
 class RecordingCheckpointIO(_WrappingCheckpointIO):
-    """Writes and removes the record beside every checkpoint, whoever asked for the checkpoint."""
+    """Writes checkpoints whole or not at all, and writes and removes the record beside each, whoever asked for it."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, *args: Any, **kwargs: Any) -> None:
-        super().save_checkpoint(checkpoint, path, *args, **kwargs)
+        if "://" in str(path):
+            # An object store shows a whole object or none.
+            super().save_checkpoint(checkpoint, path, *args, **kwargs)
+            return
+        aside = Path(f"{path}.partial")
+        try:
+            super().save_checkpoint(checkpoint, aside, *args, **kwargs)
+            with aside.open("rb") as file:
+                os.fsync(file.fileno())
+            aside.replace(path)
+        except OSError as error:
+            aside.unlink(missing_ok=True)
+            raise OSError(
+                f"{path} could not be written ({error}); earlier checkpoints are untouched."
+            ) from error
         if CHECKPOINT_KEY in checkpoint:
             RunRecord.from_dict(checkpoint[CHECKPOINT_KEY]).save(record_path(path))
 

@@ -9,6 +9,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from callbacks import (
@@ -147,6 +148,26 @@ def test_a_crash_is_recorded_as_stopped(tmp_path: Path) -> None:
         run(tmp_path, tiny_lm(), Crash())
     record = RunRecord.from_json(next(tmp_path.glob("stopped-*.run.json")).read_text())
     assert record.stop_reason == "OSError: the disk is gone" and record.val_loss is None
+
+
+def test_a_disk_that_fills_up_leaves_no_broken_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = TorchCheckpointIO.save_checkpoint
+
+    def full(self: Any, checkpoint: Any, path: Any, *args: Any, **kwargs: Any) -> None:
+        written(self, checkpoint, path, *args, **kwargs)
+        if checkpoint["global_step"] > 2:
+            Path(path).write_bytes(Path(path).read_bytes()[:100])
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(TorchCheckpointIO, "save_checkpoint", full)
+    with pytest.raises(
+        OSError, match=r"step=4.ckpt could not be written \(.*No space left.*earlier checkpoints"
+    ):
+        run(tmp_path, tiny_lm(val_every_steps=2))
+    assert [p.name for p in tmp_path.glob("*.ckpt*")] == ["step=2.ckpt"]
+    assert torch.load(tmp_path / "step=2.ckpt", weights_only=True)["global_step"] == 2
 
 
 def test_hparams_carry_the_final_loss(tmp_path: Path) -> None:
