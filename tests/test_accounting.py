@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -30,6 +31,7 @@ from looped_lm.accounting import (
     parameter_roles,
     reference_tokens,
 )
+from looped_lm.component import as_factory
 from looped_lm.config_files import SHIPPED
 from tests.reference import accounting as reference
 from tests.reference import recipe
@@ -149,16 +151,30 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", COMBINATIONS)
+def shipped(config: str) -> dict[str, Any]:
+    """Arguments of the architecture that a shipped config describes."""
+    model = yaml.safe_load((SHIPPED / config).read_text())["model"]
+    arguments = dict(model)
+    for seam in ("injection", "lanes", "bptt"):
+        spec = model[seam] if isinstance(model[seam], dict) else {"class_path": model[seam]}
+        arguments[seam] = as_factory(spec)
+    arguments["bptt"] = arguments["bptt"]()
+    return arguments
+
+
+SHIPPED_ARCHITECTURES = sorted(p.name for p in SHIPPED.glob("r*.yaml"))
+
+
+@pytest.mark.parametrize("name", [*COMBINATIONS, *SHIPPED_ARCHITECTURES])
 def test_flops_agree_with_torchs_counter_on_the_meta_device(name: str) -> None:
     """Within 1%, once what the convention counts and the counter does not is taken out.
 
     The convention counts norm scales like matrices (6 FLOPs per parameter and use), and the elementwise beta ⊗ y of
     lanes; torch counts matrix products and attention alone, attention in full on the meta device (trap 6).
     """
+    arguments = COMBINATIONS[name] if name in COMBINATIONS else shipped(name)
     with torch.device("meta"):
-        model = tiny_model(size=4, head_dim=64, num_recurrences=COMBINATIONS[name].get("num_recurrences", 4),
-                           **{k: v for k, v in COMBINATIONS[name].items() if k != "num_recurrences"})  # fmt: skip
+        model = tiny_model(size=4, head_dim=64, **{"num_recurrences": 4, **arguments})
         inputs = torch.zeros(2, 64, dtype=torch.int64)
     with FlopCounterMode(display=False) as counter:
         F.cross_entropy(model(inputs).flatten(0, 1), inputs.flatten()).backward()
