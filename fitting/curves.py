@@ -33,7 +33,7 @@ def effective_ratios(
 ) -> list[dict[str, float]]:
     """(N_once + m·N_rec)/N(r=1) at one width, per r: hardly depends on where the injection is counted.
 
-    Also the unique-parameter ratio N(r)/N(r=1) and the forward FLOPs per token relative to the smallest r.
+    Left out where N(r=1) is unknown. Also the unique-parameter ratio N(r)/N(r=1) and the FLOPs per token.
     """
     width = common_width(runs) if width is None else width
     x = law.inputs(runs)
@@ -49,6 +49,8 @@ def effective_ratios(
         # N(r=1) under the same split where such a run exists, so that r=1 has the ratio 1
         plain = np.flatnonzero((runs.r == 1) & (runs.d_model == width))
         base = x.n_total[plain[:1]] if len(plain) else runs.n_at_r1[i]
+        if not np.isfinite(base[0]):
+            continue
         rows.append(
             {
                 "r": float(r),

@@ -17,8 +17,10 @@ from typing import Any
 import numpy as np
 
 from fitting.records import FLOPS_CONVENTIONS, RECORD_SUFFIX, RecordError, RunRecord
-from fitting.runs import Exclusion, Runs
+from fitting.runs import COUNT_TOLERANCE, Exclusion, Runs
 
+BUDGET_TOLERANCE = 0.05
+"""How far tokens·flops_per_token may lie from the nominal budget of a run."""
 _COLUMNS = (
     "source", "r", "d_model", "prelude_layers", "recurrent_layers", "coda_layers", "n_once", "n_rec",
     "n_injection", "flops_per_token", "tokens", "val_loss", "flops_budget", "injection", "bptt", "seed",
@@ -44,8 +46,8 @@ def load_runs(*paths: str | os.PathLike[str], with_loss: bool = True) -> Runs:
 
     A CSV needs the columns r, size (or s, d = 64·size) or d_model, flops_budget (may be empty),
     flops_per_token, tokens, val_loss; n_once, n_rec, n_injection, injection, bptt, seed, flops_convention
-    are optional (defaults: the 20-layer layouts of spec section 1 with linear injection and full gradients,
-    convention paper).
+    are optional columns (defaults: the 20-layer layouts of spec section 1 with linear injection and full
+    gradients, convention paper). A column that is there must be filled in every row.
 
     `with_loss=False` also takes designs that were not trained yet: CSV files without val_loss (NaN then).
 
@@ -155,16 +157,44 @@ def _label(components: Mapping[str, Mapping[str, Any]], seam: str) -> str:
     return f"{name}({', '.join(f'{k}={v}' for k, v in sorted(arguments.items()))})" if arguments else name
 
 
+# The names that CSV files use for the shipped components, so that records and CSV rows make one architecture.
+_NAMES = {
+    "LinearInjection": "linear",
+    "AdditiveInjection": "additive",
+    "PassthroughInjection": "passthrough",
+    "SingleLane": "",
+    "FullBPTT": "full",
+    "TruncatedBPTT": "truncated",
+    "PassthroughInjection+HyperConnectionLanes(num_lanes=2)": "hyperconnections",
+    "PassthroughInjection+HyperConnectionLanes": "hyperconnections",
+}
+
+
+def _architecture(record: RunRecord) -> tuple[str, str]:
+    """(injection with lanes, gradients) in the words of the CSV files; a component of one's own keeps its
+    label.
+    """
+    if record.num_recurrences == 1:
+        return "none", "full"
+    parts = [_label(record.components, "injection")]
+    if "lanes" in record.components:
+        parts.append(_label(record.components, "lanes"))
+    whole = "+".join(parts)
+    injection = _NAMES.get(whole) or "+".join(filter(None, (_NAMES.get(part, part) for part in parts)))
+    bptt = _label(record.components, "bptt")
+    return injection, _NAMES.get(bptt, bptt)
+
+
 def _row_of_record(path: Path, record: RunRecord) -> dict[str, Any]:
     row = {name: getattr(record, name) for name in _COLUMNS if hasattr(record, name)}
-    lanes = _label(record.components, "lanes") if "lanes" in record.components else ""
+    injection, bptt = _architecture(record)
     return row | {
         "source": str(path),
         "r": record.num_recurrences,
         "n_injection": record.parameters.get("injection", 0) + record.parameters.get("lanes", 0),
         "flops_budget": math.nan if record.flops_budget is None else record.flops_budget,
-        "injection": "+".join(filter(None, [_label(record.components, "injection"), lanes])),
-        "bptt": _label(record.components, "bptt"),
+        "injection": injection,
+        "bptt": bptt,
         "flops_convention": record.flops_convention,
         "extra": {"run_name": record.run_name, "vocab_size": record.vocab_size, "seq_len": record.seq_len},
     }
@@ -175,10 +205,11 @@ def _row_of_record(path: Path, record: RunRecord) -> dict[str, Any]:
 
 def _read_csv(path: Path, with_loss: bool) -> list[dict[str, Any]]:
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
-            lines = list(reader)
-            header = list(reader.fieldnames or [])
+            header = [(name or "").strip() for name in reader.fieldnames or []]
+            reader.fieldnames = header
+            lines = [(reader.line_num, line) for line in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise RecordError(str(path), None, f"cannot be read as CSV ({error})", "Check the file") from None
     missing = [name for name in _REQUIRED if name not in header and (with_loss or name != "val_loss")]
@@ -191,16 +222,38 @@ def _read_csv(path: Path, with_loss: bool) -> list[dict[str, Any]]:
             "is missing",
             f"A table of runs needs the columns: {', '.join(_REQUIRED)}, d_model",
         )
-    if "val_loss" not in header:
-        lines = [line | {"val_loss": None} for line in lines]
-    return [_row_of_csv(f"{path}:{number}", line) for number, line in enumerate(lines, start=2)]
+    doubled = [name for name in header if header.count(name) > 1]
+    if doubled:
+        raise RecordError(str(path), doubled[0], "names two columns", "Rename or remove one of them")
+    return [_row_of_csv(f"{path}:{number}", _complete(f"{path}:{number}", line)) for number, line in lines]
 
 
-def _row_of_csv(source: str, line: Mapping[str, str | None]) -> dict[str, Any]:
+def _complete(source: str, line: Mapping[Any, Any]) -> dict[str, str]:
+    """The cells of one row, as many as the header has columns. Raises `RecordError`."""
+    if None in line:
+        raise RecordError(
+            source, None, f"has {len(line[None])} cells more than the header", "Quote cells that hold a comma"
+        )
+    for name, text in line.items():
+        if text is None:
+            raise RecordError(source, name, "is missing: the row is cut short", "Complete or remove the row")
+    return {name: text.strip() for name, text in line.items()}
+
+
+def _row_of_csv(source: str, line: Mapping[str, str]) -> dict[str, Any]:
+    """One row; whether a column is optional is decided by the header, never by an empty cell."""
+
+    def filled(name: str) -> str:
+        if not line[name]:
+            raise RecordError(
+                source, name, "is empty", "Fill it in, or leave the row or the whole column out"
+            )
+        return line[name]
+
     def number(name: str, default: float | None = None) -> float:
-        text = (line.get(name) or "").strip()
-        if not text and default is not None:
+        if name not in line and default is not None:
             return default
+        text = filled(name)
         try:
             value = float(text)
         except ValueError:
@@ -216,25 +269,39 @@ def _row_of_csv(source: str, line: Mapping[str, str | None]) -> dict[str, Any]:
     r = number("r")
     if r != int(r):
         raise RecordError(source, "r", f"is {r}, not a whole number of recurrences", "Correct it")
-    d = number("d_model", 64 * number("size", number("s", math.inf)) if "d_model" not in line else None)
-    injection = (line.get("injection") or "").strip() or ("linear" if r > 1 else "none")
+    if "d_model" in line:
+        d = number("d_model")
+    else:
+        d = 64 * number("size" if "size" in line else "s")
+    # r=1 runs the block once: it has no injection and nothing to truncate, whatever the cells say.
+    injection = "none" if r == 1 else filled("injection") if "injection" in line else "linear"
+    bptt = "full" if r == 1 else filled("bptt") if "bptt" in line else "full"
     counts = _counts(source, line, number, r, d, injection)
-    convention = (line.get("flops_convention") or "").strip() or "paper"
+    convention = filled("flops_convention") if "flops_convention" in line else "paper"
     if convention not in FLOPS_CONVENTIONS:
         raise RecordError(
             source, "flops_convention", f"is {convention!r}", f"Use one of: {', '.join(FLOPS_CONVENTIONS)}"
         )
-    budget = (line.get("flops_budget") or "").strip()
+    budget = number("flops_budget") if line["flops_budget"] else math.nan
+    flops_per_token, tokens = number("flops_per_token"), number("tokens")
+    spent = flops_per_token * tokens
+    if abs(spent / budget - 1) > BUDGET_TOLERANCE:
+        raise RecordError(
+            source,
+            "flops_budget",
+            f"is {budget:g}, but tokens·flops_per_token is {spent:.4g}, {spent / budget:.3g} times as much",
+            "Correct one of the three, or leave flops_budget empty",
+        )
     return counts | {
         "source": source,
         "r": r,
         "d_model": d,
-        "flops_per_token": number("flops_per_token"),
-        "tokens": number("tokens"),
-        "val_loss": math.nan if line["val_loss"] is None else number("val_loss"),
-        "flops_budget": number("flops_budget") if budget else math.nan,
-        "injection": injection if r > 1 else "none",
-        "bptt": ((line.get("bptt") or "").strip() or "full") if r > 1 else "full",
+        "flops_per_token": flops_per_token,
+        "tokens": tokens,
+        "val_loss": number("val_loss", math.nan),
+        "flops_budget": budget,
+        "injection": injection,
+        "bptt": bptt,
         "seed": number("seed", 0),
         "flops_convention": convention,
         "extra": {k: v for k, v in line.items() if k and k not in _REQUIRED and k not in _OPTIONAL},
@@ -243,7 +310,7 @@ def _row_of_csv(source: str, line: Mapping[str, str | None]) -> dict[str, Any]:
 
 def _counts(
     source: str,
-    line: Mapping[str, str | None],
+    line: Mapping[str, str],
     number: Callable[..., float],
     r: float,
     d: float,
@@ -251,10 +318,12 @@ def _counts(
 ) -> dict[str, float]:
     """Parameter counts of a row: as given, else of the 20-layer layouts, r=1 split as 2-16-2 (spec section
     3).
+
+    Layer numbers are those of the layout where the counts agree with it, else unknown (NaN).
     """
     if 16 % r:
         layers = math.nan
-        if not (line.get("n_once") and line.get("n_rec")):
+        if not ("n_once" in line and "n_rec" in line):
             raise RecordError(
                 source,
                 "r",
@@ -264,19 +333,23 @@ def _counts(
     else:
         layers = 16 / r
     known = {"none": 0.0, "linear": 2 * d * d, "additive": 0.0, "passthrough": 0.0, "hyperconnections": r * 8}
-    if not (line.get("n_injection") or "").strip() and injection not in known:
+    if "n_injection" not in line and injection not in known:
         raise RecordError(
             source, "injection", f"is {injection!r}, whose parameters are unknown here",
             f"Give the column n_injection, or use one of: {', '.join(known)}",
         )  # fmt: skip
     n_injection = number("n_injection", known.get(injection, math.inf) if r > 1 else 0.0)
     layer = 12 * d * d + 2 * d
+    n_once = number("n_once", 4 * layer + 3 * d)
+    n_rec = number("n_rec", layers * layer + n_injection)
+    of_layout = (4 + layers) * layer + 3 * d + n_injection
+    known_layout = abs((n_once + n_rec) / of_layout - 1) < COUNT_TOLERANCE
     return {
-        "prelude_layers": 2,
-        "recurrent_layers": layers,
-        "coda_layers": 2,
-        "n_once": number("n_once", 4 * layer + 3 * d),
-        "n_rec": number("n_rec", layers * layer + n_injection),
+        "prelude_layers": 2 if known_layout else math.nan,
+        "recurrent_layers": layers if known_layout else math.nan,
+        "coda_layers": 2 if known_layout else math.nan,
+        "n_once": n_once,
+        "n_rec": n_rec,
         "n_injection": n_injection,
     }
 

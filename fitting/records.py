@@ -20,6 +20,8 @@ from typing import Any, ClassVar
 RECORD_SUFFIX = ".run.json"
 STATUSES = ("completed", "stopped", "diverged")
 FLOPS_CONVENTIONS = ("paper", "causal")
+FLOPS_TOLERANCE = 0.01
+"""How far training_flops of a completed run may lie from tokens·flops_per_token."""
 
 
 class RecordError(ValueError):
@@ -270,6 +272,22 @@ def _check_together(data: Mapping[str, Any], source: str) -> None:
                 raise RecordError(
                     source, name, f"is {data[name]!r} in a completed run", "Correct it or set another status"
                 )
+        if data["val_step"] != data["steps"]:
+            raise RecordError(
+                source,
+                "val_step",
+                f"is {data['val_step']!r} in a run completed at step {data['steps']}, so val_loss is not the "
+                "loss of the whole run",
+                "Validate at the last step, or set another status",
+            )
+        spent = data["tokens"] * data["flops_per_token"]
+        if abs(data["training_flops"] / spent - 1) > FLOPS_TOLERANCE:
+            raise RecordError(
+                source,
+                "training_flops",
+                f"is {data['training_flops']:.6g}, but tokens·flops_per_token is {spent:.6g}",
+                "Correct the wrong one of the three and write the record again",
+            )
     for name, component in data["components"].items():
         shape = {"class_path": str, "init_args": dict}
         if not isinstance(component, dict) or any(

@@ -17,6 +17,8 @@ import numpy as np
 
 from fitting.errors import FitError
 
+COUNT_TOLERANCE = 1e-4
+"""Parameter counts this close (relative) count as those of a layout; the norms alone may differ."""
 CELL_TOLERANCE = 0.02
 """Runs without a nominal budget share a cell when their training FLOPs differ by less than this fraction."""
 
@@ -94,16 +96,16 @@ class Runs:
         """N of the model of r=1 with the same width and the same effective depth, from the layer counts.
 
         The block is unrolled and the injection left out: (prelude + r·recurrent + coda) layers of 12d² + 2d
-        plus three norms of d. Where the table holds an r=1 run of this width, its own count is used.
+        plus three norms of d. Where the table holds an r=1 run of this width, its own count is used. NaN where
+        the layers are unknown and there is no such run.
         """
         depth = self.prelude_layers + self.r * self.recurrent_layers + self.coda_layers
         unrolled = depth * (12 * self.d_model**2 + 2 * self.d_model) + 3 * self.d_model
         for d in np.unique(self.d_model):
             alone = (self.r == 1) & (self.d_model == d)
             if alone.any():
-                unrolled = np.where(
-                    (self.d_model == d) & (depth == depth[alone][0]), self.n_total[alone][0], unrolled
-                )
+                same = (depth == depth[alone][0]) | np.isnan(depth) | np.isnan(depth[alone][0])
+                unrolled = np.where((self.d_model == d) & same, self.n_total[alone][0], unrolled)
         return np.asarray(unrolled, dtype=float)
 
     @cached_property

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fitting.errors import FitError
-from fitting.runs import Runs
+from fitting.runs import COUNT_TOLERANCE, Runs
 
 Counts = tuple[np.ndarray, np.ndarray]
 
@@ -47,6 +47,7 @@ def _regressed_as_linear(runs: Runs) -> Counts:
     """
     _require_layouts(runs, np.ones(len(runs), dtype=bool), "regressed_as_linear")
     layer = 12 * runs.d_model**2 + 2 * runs.d_model
+    _require_counts(runs, layer)
     square = runs.d_model**2
     return (
         4 * layer + 3 * runs.d_model + 300 / 115 * square,
@@ -78,6 +79,20 @@ def _require_layouts(runs: Runs, accepted: np.ndarray, name: str) -> None:
             f"{' with linear injection' if of_linear else ''} only; {int(wrong.sum())} of {len(runs)} runs "
             f"differ, first {runs.source[wrong][0]} ({runs.architecture[wrong][0]}). "
             f"Use paper or injection_once{hint}"
+        )
+
+
+def _require_counts(runs: Runs, layer: np.ndarray) -> None:
+    """The formula knows the width only: refuse runs whose own counts it would silently replace."""
+    expected = (4 + 16 / runs.r) * layer + 3 * runs.d_model + runs.n_injection
+    wrong = np.abs(runs.n_total / expected - 1) > COUNT_TOLERANCE
+    if wrong.any():
+        i = int(np.flatnonzero(wrong)[0])
+        raise FitError(
+            f"{runs.source[i]}: n_once + n_rec is {runs.n_total[i]:.6g}, but the published layout of d_model "
+            f"{runs.d_model[i]:g} and r={runs.r[i]:g} has {expected[i]:.6g} ({int(wrong.sum())} of {len(runs)} "
+            "runs differ): the regressed splits would replace the counts of the file by the layout's. "
+            "Use --split paper or injection_once"
         )
 
 

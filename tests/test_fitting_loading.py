@@ -18,6 +18,10 @@ def save(folder, name, **changes):
     return RunRecord(**record_fields(**changes)).save(folder / f"{name}.run.json")
 
 
+def at_step(step):
+    return dict(steps=step, val_step=step, tokens=64 * step, training_flops=64e6 * step)
+
+
 def test_records_become_a_table(tmp_path):
     parts = {"injection": 40, "lanes": 2, "block": 58}
     save(tmp_path / "a", "step10", parameters=parts)
@@ -28,7 +32,7 @@ def test_records_become_a_table(tmp_path):
 
 def test_successive_checkpoints_of_one_run_count_once_and_the_others_are_listed(tmp_path):
     for step in (5, 10):
-        save(tmp_path, f"step{step}", steps=step, tokens=64 * step)
+        save(tmp_path, f"step{step}", **at_step(step))
     save(tmp_path, "broken", run_name="other", status="diverged", val_loss=None, stop_reason="NaN at step 3")
     runs = load_runs(tmp_path)
     assert [str(s).rpartition("/")[2] for s in runs.source] == ["step10.run.json"]
@@ -71,7 +75,7 @@ def test_the_shipped_grid_counts_as_the_specification_says():
 def test_injections_other_than_linear_are_counted(tmp_path):
     path = tmp_path / "runs.csv"
     rows = [
-        f"8,10,1e18,1e9,{d}e9,2.8,{kind},,"
+        f"8,10,,1e9,{d}e9,2.8,{kind},full,0"
         for d, kind in enumerate(("additive", "hyperconnections"), start=1)
     ]
     path.write_text("\n".join([f"{HEADER},injection,bptt,seed", *rows]) + "\n")
@@ -98,6 +102,15 @@ def test_injections_other_than_linear_are_counted(tmp_path):
         ("r,size,flops_budget,flops_per_token,tokens\n4,10,1e18,1e9,1e9\n", "val_loss.*missing"),
         ("r,flops_budget,flops_per_token,tokens,val_loss\n4,1e18,1e9,1e9,2.8\n", "d_model.*missing"),
         (HEADER + "\n", "no finished run"),
+        (f"{HEADER}\n{ROW}\n4,10,1e18,1e9,1e9\n", ":3.*'val_loss'.*cut short"),
+        (f"{HEADER}\n4,10,1e18,1e9,1e9,\n", ":2.*'val_loss'.*empty"),
+        (f"{HEADER}\n4,,1e18,1e9,1e9,2.8\n", ":2.*'size'.*empty"),
+        (f"{HEADER}\n\n{ROW}\n4,,1e18,1e9,1e9,2.8\n", ":4.*'size'.*empty"),
+        (f"{HEADER}\n{ROW},7\n", ":2.*more than the header"),
+        (f"{HEADER},seed,seed\n{ROW},1,2\n", "'seed'.*two columns"),
+        (f"{HEADER},seed\n{ROW},\n", ":2.*'seed'.*empty"),
+        (f"{HEADER},n_once,n_rec\n{ROW},,5e6\n", ":2.*'n_once'.*empty"),
+        (f"{HEADER}\n4,10,1e18,1e9,1.06e9,2.8\n", ":2.*'flops_budget'.*1e.18.*1.06e.18"),
     ],
 )
 def test_bad_tables_name_line_and_column(tmp_path, text, words):
@@ -138,3 +151,41 @@ def test_labels_tell_architectures_apart(tmp_path):
     labels = sorted(load_runs(tmp_path).injection)
     assert labels == ["Linear", "Linear+HyperConnectionLanes(num_lanes=2)"]
     assert dataclasses.is_dataclass(RunRecord)
+
+
+def test_a_byte_order_mark_and_a_budget_within_five_percent_are_accepted(tmp_path):
+    path = tmp_path / "runs.csv"
+    path.write_text(f"{HEADER}\n4,10,1e18,1e9,1.04e9,2.8\n", encoding="utf-8-sig")
+    assert load_runs(path).r.tolist() == [4]
+
+
+def test_layer_numbers_are_not_made_up_where_a_file_gives_its_own_counts(tmp_path):
+    path = tmp_path / "runs.csv"
+    path.write_text(f"{HEADER},n_once,n_rec\n{ROW},7e6,9e6\n1,10,1e18,1e9,1e9,2.7,7e6,3e7\n")
+    own = load_runs(path)
+    assert np.isnan(own.recurrent_layers).all() and own.n_at_r1.tolist() == [3.7e7, 3.7e7]
+    layer, square = 12 * 640**2 + 2 * 640, 640**2
+    path.write_text(f"{HEADER},n_once,n_rec\n{ROW},{4 * layer + 1920},{4 * layer + 2 * square}\n")
+    assert load_runs(path).recurrent_layers.tolist() == [4]
+
+
+def test_a_record_of_the_shipped_components_joins_the_csv(tmp_path):
+    path = tmp_path / "runs.csv"
+    path.write_text(f"{HEADER},bptt\n{ROW},full\n1,10,1e18,1e9,1e9,2.7,full\n")
+
+    def parts(**names):
+        return {seam: {"class_path": f"looped_lm.{name}", "init_args": {}} for seam, name in names.items()}
+
+    full = parts(injection="LinearInjection", lanes="SingleLane", bptt="FullBPTT")
+    single = parts(injection="PassthroughInjection", lanes="SingleLane", bptt="FullBPTT")
+    lanes = parts(injection="PassthroughInjection", lanes="HyperConnectionLanes", bptt="FullBPTT")
+    save(tmp_path, "a", components=full)
+    save(tmp_path, "b", components=single, num_recurrences=1, prelude_layers=0, coda_layers=0)
+    save(tmp_path, "c", components=full | parts(bptt="TruncatedBPTT"), run_name="c")
+    save(tmp_path, "d", components=lanes, run_name="d")
+    runs = load_runs(path, tmp_path)
+    pairs = list(zip(runs.r, runs.injection, runs.bptt, strict=True))
+    assert set(pairs) == {
+        (4, "linear", "full"), (1, "none", "full"), (8, "linear", "full"), (8, "linear", "truncated"),
+        (8, "hyperconnections", "full"),
+    }  # fmt: skip

@@ -147,7 +147,7 @@ def test_records_are_fitted_like_the_csv(tmp_path, capsys):
                 coda_layers=0 if single else 2, n_once=int(grid.n_once[i]), n_rec=int(grid.n_rec[i]),
                 parameters={"injection": int(grid.n_injection[i])}, tokens=int(grid.tokens[i]),
                 flops_per_token=float(grid.flops_per_token[i]), flops_budget=float(grid.flops_budget[i]),
-                val_loss=float(grid.val_loss[i]),
+                val_loss=float(grid.val_loss[i]), training_flops=float(grid.training_flops[i]),
             )
         ).save(tmp_path / "runs" / f"run{i}" / "last.run.json")  # fmt: skip
     status, out, err = run(capsys, "fit", tmp_path / "runs", "--split", "regressed", "--json", *QUICK)

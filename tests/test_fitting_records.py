@@ -67,6 +67,9 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch)
         ({"config": {"a": [1, float("inf")]}}, "config.a[1]"),
         ({"config": {"a": (1, 2)}}, "config.a"),
         ({"extra": 1}, "extra"),
+        ({"val_step": 5}, "val_step"),
+        ({"val_step": None}, "val_step"),
+        ({"training_flops": 6.5e8}, "training_flops"),
     ],
 )
 def test_bad_values_name_file_and_field(tmp_path, change, field):

@@ -35,6 +35,7 @@ def test_regressed_is_refused_where_it_is_not_defined(grid):
     lanes = dataclasses.replace(
         grid,
         n_injection=np.where(grid.r > 1, 8 * grid.r, 0),
+        n_rec=grid.n_rec - grid.n_injection + np.where(grid.r > 1, 8 * grid.r, 0),
         injection=np.where(grid.r > 1, "hyperconnections", "none").astype(object),
     )
     with pytest.raises(FitError, match="hyperconnections.*regressed_as_linear"):
@@ -43,6 +44,13 @@ def test_regressed_is_refused_where_it_is_not_defined(grid):
     other = dataclasses.replace(grid, prelude_layers=grid.prelude_layers + 1)
     for split in (REGRESSED, REGRESSED_AS_LINEAR):
         with pytest.raises(FitError, match="2-\\(16/r\\)-2"):
+            split(other)
+
+
+def test_counts_of_a_file_are_never_replaced_by_the_layouts(grid):
+    other = dataclasses.replace(grid, n_rec=np.where(grid.r == 4, 1.01, 1.0) * grid.n_rec)
+    for split in (REGRESSED, REGRESSED_AS_LINEAR):
+        with pytest.raises(FitError, match="iso_depth_grid.csv:.*r=4.*--split paper"):
             split(other)
 
 
