@@ -19,13 +19,15 @@ from fitting.errors import FitError
 from fitting.fits import fit_inputs, refuse_mixed
 from fitting.laws import Inputs, JointLaw, Law, LossShift
 from fitting.multipliers import Power, StudyPower
-from fitting.resampling import draw_counts, percentile_interval, refit, widened
+from fitting.resampling import draw_counts, no_bootstrap, percentile_interval, refit, widened
 from fitting.results import FitResult, Interval
-from fitting.runs import Runs, concatenate
+from fitting.runs import Exclusion, Runs, concatenate
 from fitting.solver import Problem, minimise
 from fitting.splits import PAPER, Split
 from fitting.tables import table
 
+SAME_LOSS = 1e-6
+"""Losses of one shared run further apart than this (nats) are a reason for a warning."""
 TELLING = 4.0
 """AICc difference from which one reading is preferred; below it the data cannot tell."""
 
@@ -73,6 +75,16 @@ class Comparison:
     problems: tuple[str, ...]
     seed: int
     resamples: int
+    intervals_refused: str | None = None
+    """Why there are no intervals, if there are none."""
+    excluded: tuple[Exclusion, ...] = ()
+    """Runs of either arm that the comparison leaves out, each with its rule."""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def paired(self) -> Estimate:
+        """The paired estimate, in which one law is fitted to both arms."""
+        return next(estimate for estimate in self.estimates if estimate.method == "paired")
 
     @property
     def trusted(self) -> bool:
@@ -107,9 +119,11 @@ class Comparison:
             "resamples, "
             f"seed {self.seed}.",
             table(["estimate", "phi baseline", "phi study", "delta phi", "95% interval (widened)"], rows),
+            *([f"Intervals: not estimated: {self.intervals_refused}"] if self.intervals_refused else []),
             "Readings of the difference:",
             table(["reading", "delta phi", "shift (nats)", "AICc", "status"], readings),
             f"Verdict: {self.verdict}",
+            *[f"Warning: {warning}" for warning in self.warnings],
         ]
         if self.channels:
             names = ("difference", "token", "parameters", "capacity", "unexplained")
@@ -124,6 +138,7 @@ class Comparison:
                 "Channels, mean over matched runs (nats, study - baseline):",
                 table(["r", *names], mean),
             ]
+        parts += [f"left out: {gone.source} ({gone.rule})" for gone in self.excluded]
         return "\n".join(parts)
 
 
@@ -163,7 +178,10 @@ def compare(
         "transfer": (fits[0]["phi"], float(transfer)),
     }
     draws: dict[str, np.ndarray] = {}
-    if resamples:
+    no_intervals = arms.no_bootstrap(len(fits[0].theta), len(paired.theta), resamples)
+    if not resamples:
+        no_intervals = "no bootstrap was asked for"
+    if not no_intervals:
         progress(f"{resamples} resamples of {arms.cells} cells, both arms drawn together")
         draws = _draw(arms, fits, paired, resamples, seed, workers)
     estimates = []
@@ -186,16 +204,21 @@ def compare(
     if pairs:
         at = (arms.runs.val_loss, arms.runs.d_model, arms.runs.budget)
         parts = channels(pairs, arms.x, *at, paired.parameters, points["paired"])
-    named = zip(("baseline", "study", "paired"), (*fits, paired), strict=True)
-    doubts = [f"{name}: {found_.message}" for name, found_ in named if not found_.trusted]
+    named = {"baseline alone": fits[0], "study alone": fits[1]}
+    named |= {f"reading '{name}'": result for name, result in found.items()}
+    doubts = [f"{name}: {result.message}" for name, result in named.items() if not result.trusted]
     return Comparison(
         split.name, arms.sizes, tuple(np.unique(arms.runs.budget).tolist()), arms.cells, tuple(estimates),
-        readings, verdict, preferred, tuple(parts), tuple(doubts), seed, resamples,
+        readings, verdict, preferred, tuple(parts), tuple(doubts), seed, resamples, no_intervals,
+        arms.dropped, arms.warnings,
     )  # fmt: skip
 
 
 def judge(readings: tuple[Reading, ...]) -> tuple[str, str]:
-    """(preferred reading, sentence): a change of phi, a constant shift, neither, or not to be told apart."""
+    """(preferred reading, sentence): a change of phi, a constant shift, neither, or not to be told apart.
+
+    The sentence names every reading whose fit is not to be trusted.
+    """
     by = {reading.name: reading for reading in readings}
     ranked = sorted(
         (by[name] for name in ("neither", "delta phi", "shift")), key=lambda reading: reading.aicc
@@ -221,6 +244,9 @@ def judge(readings: tuple[Reading, ...]) -> tuple[str, str]:
             f"; both together gain another {gain:.1f} (delta phi {by['both'].delta_phi:+.4f} with shift "
             f"{by['both'].shift:+.4f}), so neither alone is the whole story"
         )
+    doubtful = [f"'{reading.name}'" for reading in readings if not reading.trusted]
+    if doubtful:
+        sentence += f"; not to be trusted, because of the status of {', '.join(doubtful)}"
     return preferred, sentence + "."
 
 
@@ -252,6 +278,13 @@ class _Arms:
     cell: np.ndarray
     cells: int
     sizes: tuple[int, int, int]
+    dropped: tuple[Exclusion, ...]
+    warnings: tuple[str, ...]
+
+    def no_bootstrap(self, alone: int, together: int, resamples: int) -> str | None:
+        """Why no interval can be made for laws of so many parameters, fitted to one arm or to both."""
+        fewest = min(len(np.unique(self.cell[side])) for side in self.sides)
+        return no_bootstrap(fewest, alone, resamples) or no_bootstrap(self.cells, together, resamples)
 
     @classmethod
     def of(cls, baseline: Runs, study: Runs, split: Split) -> _Arms:
@@ -276,6 +309,25 @@ class _Arms:
                 "Neither arm has runs with r=1 on the shared budgets: they tie the two phi to one scale"
             )
         chosen = single | ((both.r > 1) & inside)
+        dropped = [
+            Exclusion(str(both.source[i]), f"its budget {both.budget[i]:.3g} is not shared by both arms")
+            for i in np.flatnonzero(~inside)
+        ]
+        differing = []
+        for i in np.flatnonzero((both.r == 1) & inside & ~first):
+            twin = keys.index(keys[i])
+            differ = abs(both.val_loss[i] - both.val_loss[twin])
+            if differ > SAME_LOSS:
+                differing.append(differ)
+            if both.source[i] != both.source[twin]:
+                dropped.append(Exclusion(str(both.source[i]), f"r=1 run shared with {both.source[twin]}"))
+        warnings = []
+        if differing:
+            warnings.append(
+                f"{len(differing)} shared r=1 runs have other losses in the study than in the baseline (up to "
+                f"{max(differing):.4f} nats); the baseline's are used. Different seeds, data or settings "
+                "confound the comparison: name one set of r=1 runs, or give repeats their own seeds"
+            )
         runs, is_study = both.take(chosen), np.where(both.r > 1, side, 0.0)[chosen]
         pairs = list(zip(runs.budget.tolist(), runs.r.tolist(), strict=True))
         index = {key: i for i, key in enumerate(dict.fromkeys(pairs))}
@@ -283,7 +335,8 @@ class _Arms:
         sides = (plain | (is_study == 0), plain | (is_study == 1))
         sizes = (int(plain.sum()), int((sides[0] & ~plain).sum()), int((sides[1] & ~plain).sum()))
         cell = np.array([index[key] for key in pairs], dtype=int)
-        return cls(runs, Inputs.of(runs, split, is_study), sides, cell, len(index), sizes)
+        x = Inputs.of(runs, split, is_study)
+        return cls(runs, x, sides, cell, len(index), sizes, tuple(dropped), tuple(warnings))
 
 
 def _listed(values: np.ndarray) -> str:

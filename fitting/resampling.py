@@ -18,6 +18,7 @@ from fitting.runs import Runs
 from fitting.solver import MultiStart, Problem, multi_start, uniform_starts
 
 LEVEL = (2.5, 97.5)
+FEWEST_RESAMPLES = 20
 _PERTURBED = 3
 _SPREAD = 0.03
 # The starts of a resample meet within a few steps: only the better ones go on.
@@ -93,6 +94,21 @@ def refit_fully(
     return multi_start(problem, points, group, workers)
 
 
+def no_bootstrap(blocks: int, parameters: int, resamples: int) -> str | None:
+    """Why so many resamples of so many blocks give no interval for a law of so many parameters, if so."""
+    if blocks <= parameters:
+        return (
+            f"{blocks} blocks cannot carry a bootstrap of {parameters} parameters. Add budgets or "
+            "architectures"
+        )
+    if resamples < FEWEST_RESAMPLES:
+        return (
+            f"{resamples} resamples give no percentiles. Ask for at least {FEWEST_RESAMPLES}; the paper used "
+            "200"
+        )
+    return None
+
+
 def resample(
     result: FitResult,
     x: Inputs,
@@ -107,13 +123,9 @@ def resample(
     Raises `FitError` for fewer blocks than parameters: resamples would then fit anything.
     """
     count = int(blocks.max()) + 1
-    if count <= len(result.theta):
-        raise FitError(
-            f"{count} blocks cannot carry a bootstrap of {len(result.theta)} parameters. Add budgets or "
-            "architectures"
-        )
-    if resamples < 20:
-        raise FitError(f"{resamples} resamples give no percentiles. Ask for at least 20; the paper used 200")
+    reason = no_bootstrap(count, len(result.theta), resamples)
+    if reason:
+        raise FitError(reason)
     counts = draw_counts(count, resamples, np.random.default_rng(seed))
     theta = refit(result.law, x, log_loss, result.theta, counts[:, blocks], seed, workers)
     return Resampled(result.law, theta, counts, seed)

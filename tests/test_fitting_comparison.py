@@ -10,6 +10,7 @@ from fitting.comparison import Reading, compare, judge
 from fitting.errors import FitError
 from fitting.laws import JointLaw
 from fitting.published import load_grid
+from fitting.results import Status
 from fitting.splits import REGRESSED
 
 GRID = load_grid().where("budget<=4.64e18")
@@ -96,9 +97,34 @@ def test_two_equal_arms_need_no_change():
 
 
 def test_equal_runs_with_r1_count_once(lower_phi):
-    twice = compare(made(PHI), dataclasses.replace(made(PHI - 0.1, seed=2)), **SEARCH | {"resamples": 0})
+    own = dataclasses.replace(
+        made(PHI - 0.1, seed=2), source=np.array([f"own{i}" for i in range(80)], object)
+    )
+    twice = compare(made(PHI), own, **SEARCH | {"resamples": 0})
     assert twice.runs == (20, 60, 60) and lower_phi.runs == (20, 60, 60)
     assert lower_phi.cells == 16
+    # the study's own r=1 runs are listed, and that their losses differ is said
+    assert len(twice.excluded) == 20 and all("r=1 run shared with" in gone.rule for gone in twice.excluded)
+    assert "20 shared r=1 runs have other losses" in str(twice) and "left out: own0" in str(twice)
+    assert lower_phi.excluded == () and lower_phi.warnings == ()
+
+
+def test_runs_on_budgets_that_are_not_shared_are_listed():
+    found = compare(made(PHI), study(PHI).where("budget<=2.15e18"), **SEARCH | {"resamples": 0})
+    rules = {gone.rule for gone in found.excluded}
+    assert rules == {"its budget 4.64e+18 is not shared by both arms"}
+    assert len(found.excluded) == (GRID.budget == 4.64e18).sum()
+
+
+@pytest.mark.parametrize(("rules", "resamples", "words"), [
+    (("budget<=1e18", "r<=4"), 100, "6 blocks cannot carry"),
+    (("budget<=4.64e18",), 1, "1 resamples give no percentiles"),
+])  # fmt: skip
+def test_intervals_that_mean_nothing_are_not_printed(rules, resamples, words):
+    arms = made(PHI).where(*rules), study(PHI - 0.12).where(*rules)
+    found = compare(*arms, starts=60, resamples=resamples)
+    assert all(not e.intervals for e in found.estimates)
+    assert f"not estimated: {words}" in str(found) and "nan" not in str(found)
 
 
 def test_results_are_plain_json(lower_phi):
@@ -120,6 +146,25 @@ def test_the_verdict_needs_a_lead():
         and "both together gain another 9.0" in sentence
     )
     assert judge((*close[:2], reading("shift", -40.0, shift=0.02), close[3]))[0] == "shift"
+    assert "not to be trusted" not in sentence
+    doubtful = (*close[:3], dataclasses.replace(close[3], trusted=False, message="at bound: phi"))
+    assert "not to be trusted, because of the status of 'both'" in judge(doubtful)[1]
+
+
+def test_every_reading_counts_for_the_trust(monkeypatch):
+    import fitting.comparison as module
+
+    fitted = module.fit_inputs
+
+    def doubtful(law, *args, **kwargs):
+        result = fitted(law, *args, **kwargs)
+        wrong = law.name.endswith("plus shift")
+        return dataclasses.replace(result, problems=((Status.AT_BOUND, "made"),)) if wrong else result
+
+    monkeypatch.setattr(module, "fit_inputs", doubtful)
+    found = compare(made(PHI), study(PHI), starts=60, resamples=0)
+    assert not found.trusted and len(found.problems) == 2
+    assert "reading 'shift': at bound: made" in found.problems[0] and "'both'" in found.verdict
 
 
 def test_what_cannot_be_compared_is_refused():

@@ -188,6 +188,14 @@ def test_compare_plan_and_predict_run_from_the_shell_words(tmp_path, capsys):
     assert status == 0 and "Best r: 1" in out and "4.083e+08" in out
 
 
+def test_compare_gives_delta_phi_with_and_without_excluded_runs(capsys):
+    arms = ["compare", "published", "published", "--where", "budget<=1e18", *QUICK]
+    status, out, _ = run(capsys, *arms, "--exclude", "quality=inferred_from_curve")
+    assert status == 0 and "without the runs of --exclude; with them: +0.0000 (ok)" in out
+    assert "excluded by quality=inferred_from_curve" in out
+    assert json.loads(run(capsys, *arms, "--json")[1])["excluded"]
+
+
 def test_a_report_is_refused_before_the_work_when_one_is_there(tmp_path, capsys):
     (tmp_path / "fit.json").write_text("{}")
     start = time.monotonic()

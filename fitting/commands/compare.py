@@ -8,6 +8,8 @@ to be trusted.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from typing import Any
 
 from fitting.commands import common
 
@@ -35,26 +37,47 @@ def run(options: argparse.Namespace) -> int:
     from fitting.comparison import compare
     from fitting.splits import split_named
 
-    split = split_named(options.split)
     arms = []
     for path, rules in ((options.baseline, options.baseline_where), (options.study, options.study_where)):
-        kept, _ = common.select(common.load([path]).where(*rules), options)
-        arms.append(kept)
-    found = compare(
-        arms[0],
-        arms[1],
-        split=split,
-        resamples=options.bootstrap,
-        starts=options.starts,
-        seed=options.seed,
-        workers=options.workers,
-        progress=common.progress(options),
-    )
-    excluded = [vars(gone) for arm in arms for gone in arm.excluded]
+        arms.append(common.select(common.load([path]).where(*rules), options))
+    kept, chosen = zip(*arms, strict=True)
+    search: dict[str, Any] = {
+        "split": split_named(options.split),
+        "starts": options.starts,
+        "seed": options.seed,
+        "workers": options.workers,
+        "progress": common.progress(options),
+    }
+    found = compare(*kept, resamples=options.bootstrap, **search)
+    excluded = [vars(gone) for arm in kept for gone in arm.excluded]
+    shown = found.to_dict()
+    shown["excluded"] = [*excluded, *shown["excluded"]]
+    lines = [f"left out: {gone['source']} ({gone['rule']})" for gone in excluded]
+    if list(map(len, kept)) != list(map(len, chosen)):
+        with_them = _with_excluded(compare, chosen, search)
+        shown["with_excluded_runs"] = with_them
+        lines.append(
+            f"Paired delta phi {found.paired.delta_phi:+.4f} without the runs of --exclude; with them: "
+            + (
+                f"not defined, because: {with_them['message']}"
+                if with_them["delta_phi"] is None
+                else f"{with_them['delta_phi']:+.4f} ({with_them['status']})"
+            )
+        )
     if options.json:
-        common.print_json(found.to_dict() | {"excluded": excluded})
+        common.print_json(shown)
     else:
-        print(found)
-        for gone in excluded:
-            print(f"left out: {gone['source']} ({gone['rule']})")
+        print("\n".join([str(found), *lines]))
     return common.verdict(found.problems)
+
+
+def _with_excluded(compare: Callable[..., Any], arms: Any, search: dict[str, Any]) -> dict[str, Any]:
+    """The paired estimate with the excluded runs (F38)."""
+    from fitting.errors import FitError
+
+    try:
+        found = compare(*arms, resamples=0, **search)
+    except FitError as error:
+        return {"delta_phi": None, "status": "not defined", "message": str(error)}
+    status = "ok" if found.trusted else "not to be trusted"
+    return {"delta_phi": found.paired.delta_phi, "status": status, "message": "; ".join(found.problems)}
