@@ -36,10 +36,14 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Returns 0, 1 for a fit that is not to be trusted, 2 for bad input."""
+    """Run one command. Returns 0, 1 for a fit that is not to be trusted, 2 for bad input, 130 if interrupted."""
     options = build_parser().parse_args(arguments)
     try:
+        common.check_numbers(options)
         return _COMMANDS[options.command].run(options)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return common.INTERRUPTED
     except (FitError, RecordError) as error:
         print(f"error: {error}", file=sys.stderr)
         return common.BAD_INPUT
@@ -47,6 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader (head, less) has left; there is nobody to tell.
         sys.stderr.close()
         return 0
+    except OSError as error:
+        print(f"error: {error}. Check the path, the permissions and the free space", file=sys.stderr)
+        return common.BAD_INPUT
 
 
 if __name__ == "__main__":

@@ -86,10 +86,17 @@ class Widths:
 
     def width_of(self, n: float) -> float:
         """The width whose N is `n`, between an eighth of the smallest and eight times the largest sampled
-        one.
+        one. Raises `FitError` outside.
         """
         grid = np.geomspace(self.sampled[0] / 8, self.sampled[-1] * 8, 4000)
-        return float(np.exp(np.interp(np.log(n), np.log(self.n_total(grid)), np.log(grid))))
+        totals = self.n_total(grid)
+        if not totals[0] * (1 - 1e-9) <= n <= totals[-1] * (1 + 1e-9):
+            raise FitError(
+                f"N = {n:.4g} at r={self.r:g} is out of reach: the sampled widths {self.sampled[0]:g} to "
+                f"{self.sampled[-1]:g} carry from {totals[0]:.3g} to {totals[-1]:.3g} parameters (an eighth to "
+                "eight times the width). Choose N in between"
+            )
+        return float(np.exp(np.interp(np.log(n), np.log(totals), np.log(grid))))
 
     def inputs(self, width: np.ndarray, flops: float | np.ndarray) -> Inputs:
         """Law inputs for models of these widths (k,) trained with `flops` C each."""

@@ -5,6 +5,7 @@ only this.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -60,15 +61,17 @@ def analyse(
     out["parameter_of_interest"] = name
     if without_exclusions is not None and len(without_exclusions) != len(runs):
         progress("fitting again with the excluded runs")
-        everything = fit(without_exclusions, law, **search)
-        out["with_excluded_runs"] = {"runs": everything.runs, "parameters": everything.parameters}
+        out["with_excluded_runs"] = with_excluded_runs(without_exclusions, law, search)
     if settings.resamples:
         progress(
             f"bootstrap, {settings.resamples} resamples of {runs.cell_count} cells and of {len(runs)} runs"
         )
-        result = bootstrap(
-            runs, result, resamples=settings.resamples, seed=settings.seed, workers=settings.workers
-        )
+        try:
+            result = bootstrap(
+                runs, result, resamples=settings.resamples, seed=settings.seed, workers=settings.workers
+            )
+        except FitError as error:
+            out["intervals_refused"] = str(error)
         curve = profile_curve(result, result.law.inputs(runs), np.log(runs.val_loss), name, settings.workers)
         out["profile"] = {"values": curve.values.tolist(), "statistic": curve.statistic.tolist()}
     out["fit"] = result.to_dict() | _multipliers(result, runs)
@@ -88,7 +91,7 @@ def analyse(
     out["residuals"] = {
         "by_r": diagnostics.residual_summary(result.residuals, runs.r),
         "by_budget": diagnostics.residual_summary(result.residuals, runs.budget),
-        "scatter": asdict(diagnostics.scatter(result.log_residuals, runs.cell, len(result.theta))),
+        "scatter": _scatter(runs, result),
     }
     if settings.rivals and settings.resamples and isinstance(result.law, JointLaw):
         progress("rival laws")
@@ -98,6 +101,23 @@ def analyse(
     out["allocation"] = _allocation(runs, result, out["chinchilla"])
     out["curves"] = curves.curves(runs, result, out.get("restricted", []))
     return out
+
+
+def with_excluded_runs(runs: Runs, law: Law, search: dict[str, Any]) -> dict[str, Any]:
+    """The fit with the runs that --exclude takes out (F38), or why there is none."""
+    row: dict[str, Any] = {"runs": len(runs)}
+    try:
+        found = fit(runs, law, **search)
+    except FitError as error:
+        return row | {"parameters": None, "status": "not defined", "message": str(error)}
+    return row | {"parameters": found.parameters, "status": found.status.value, "message": found.message}
+
+
+def _scatter(runs: Runs, result: FitResult) -> dict[str, Any]:
+    try:
+        return asdict(diagnostics.scatter(result.log_residuals, runs.cell, len(result.theta)))
+    except FitError as error:
+        return {"refused": str(error)}
 
 
 def parameter_of_interest(result: FitResult) -> str:
@@ -155,10 +175,12 @@ def _splits(
                 progress(f"split {split.name}")
                 other = fit(runs, JointLaw(split=split), **search)
                 if settings.resamples:
-                    other = bootstrap(
-                        runs, other, resamples=settings.resamples, seed=settings.seed, names=["phi"],
-                        workers=settings.workers,
-                    )  # fmt: skip
+                    # The same refusal as that of the main fit is told there.
+                    with suppress(FitError):
+                        other = bootstrap(
+                            runs, other, resamples=settings.resamples, seed=settings.seed, names=["phi"],
+                            workers=settings.workers,
+                        )  # fmt: skip
             row |= other.to_dict() | {
                 "effective_ratios": curves.effective_ratios(runs, other.law, other.theta)
             }
@@ -217,6 +239,7 @@ def _allocation(runs: Runs, result: FitResult, chinchilla: list[dict[str, Any]])
             alone = [allocation.law_optimum(law, np.array(own["theta"]), widths, c) for c in budgets]
             alpha, beta = own["parameters"]["alpha"], own["parameters"]["beta"]
             row["from_own_chinchilla"] = {
+                "status": own["status"],
                 "closed_form_exponents": allocation.closed_form_exponents(alpha, beta, widths.slope),
                 "optima": [asdict(o) for o in alone],
                 "exponents": allocation.exponents(alone),

@@ -33,8 +33,11 @@ def effective_ratios(
 ) -> list[dict[str, float]]:
     """(N_once + m·N_rec)/N(r=1) at one width, per r: hardly depends on where the injection is counted.
 
-    Left out where N(r=1) is unknown. Also the unique-parameter ratio N(r)/N(r=1) and the FLOPs per token.
+    Empty for a law without a size; left out where N(r=1) is unknown.
+    Also the unique-parameter ratio N(r)/N(r=1) and the FLOPs per token.
     """
+    if not isinstance(law, AdditiveLaw):
+        return []
     width = common_width(runs) if width is None else width
     x = law.inputs(runs)
     rows = []
@@ -43,9 +46,7 @@ def effective_ratios(
         if not len(found):
             continue
         i = found[:1]
-        size = x.n_total[i]
-        if isinstance(law, AdditiveLaw):
-            size = np.exp(law.effective_size(theta[None, 5:], x.take(i))[0][0])
+        size = np.exp(law.effective_size(theta[None, 5:], x.take(i))[0][0])
         # N(r=1) under the same split where such a run exists, so that r=1 has the ratio 1
         plain = np.flatnonzero((runs.r == 1) & (runs.d_model == width))
         base = x.n_total[plain[:1]] if len(plain) else runs.n_at_r1[i]

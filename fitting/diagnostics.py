@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fitting.errors import FitError
-from fitting.fits import fit
+from fitting.fits import WORST_CONDITION, at_bounds, conditioning, fit
 from fitting.laws import JointLaw, Law
 from fitting.multipliers import (
     DriftingPower,
@@ -60,9 +60,14 @@ class Scatter:
 
 def scatter(residuals: np.ndarray, cell: np.ndarray, parameters: int) -> Scatter:
     """One-way analysis of variance of residuals (n,) over cells (n,), degrees of freedom of the fit taken
-    off.
+    off. Raises `FitError` when no cell has two runs: the two cannot be told apart then.
     """
     cells, counts = np.unique(cell, return_counts=True)
+    if counts.max() < 2:
+        raise FitError(
+            f"no cell of {len(cells)} has two runs, so scatter of runs and of cells cannot be told apart. Add "
+            "another size to some (budget, architecture) cell"
+        )
     means = np.array([residuals[cell == c].mean() for c in cells])
     within_freedom = max(len(residuals) - len(cells), 1)
     within = float(sum(((residuals[cell == c] - m) ** 2).sum() for c, m in zip(cells, means, strict=True)))
@@ -105,9 +110,10 @@ def leave_out(
     observed = np.log(runs.val_loss)
     weights = np.array([(groups != label).astype(float) for label in labels])
     theta = refit(result.law, x, observed, result.theta, weights, result.seed, workers)
-    predicted = np.exp(result.law.log_loss_and_gradient(theta, x)[0])
+    log_predicted, jacobian = result.law.log_loss_and_gradient(theta, x)
+    predicted = np.exp(log_predicted)
     rows = []
-    for label, point, loss in zip(labels, theta, predicted, strict=True):
+    for label, point, loss, slope in zip(labels, theta, predicted, jacobian, strict=True):
         out = groups == label
         values = result.law.to_reported(point)
         rows.append(
@@ -116,9 +122,23 @@ def leave_out(
                 "runs": int(out.sum()),
                 "parameters": dict(zip(result.law.param_names, map(float, values), strict=True)),
                 "held_out_rmse": float(np.sqrt(((runs.val_loss - loss)[out] ** 2).mean())),
+                "status": _refit_status(result.law, point, slope[:, ~out]),
             }
         )
     return rows
+
+
+def _refit_status(law: Law, theta: np.ndarray, jacobian: np.ndarray) -> str:
+    """What can be said of a refit without a search of its own: at the box's edge, or ill-conditioned."""
+    found = []
+    near = at_bounds(law, theta)
+    if near:
+        found.append(f"at bound: {', '.join(near)}")
+    # Held parameters are not estimated, so that they do not count for the condition of the others.
+    free = np.array([name not in near for name in law.param_names])
+    if free.any() and conditioning(jacobian[free])[0] > WORST_CONDITION:
+        found.append("ill-conditioned")
+    return "; ".join(found) or "ok"
 
 
 def rival_laws(split: Split) -> list[Law]:
@@ -150,7 +170,14 @@ def compare_laws(
     """
     rows: list[dict[str, Any]] = []
     for law in laws:
-        result = fit(runs, law, starts=starts, seed=seed, workers=workers)
+        try:
+            result = fit(runs, law, starts=starts, seed=seed, workers=workers)
+        except FitError as error:
+            rows.append(
+                {"law": law.name, "parameters": None, "aicc": float("nan"), "status": "not estimated",
+                 "message": str(error)}
+            )  # fmt: skip
+            continue
 
         def held_out(groups: np.ndarray, result: FitResult = result) -> float:
             out = leave_out(runs, result, groups, workers)
@@ -176,5 +203,5 @@ def compare_laws(
                 "message": result.message,
             }
         )
-    best = min(row["aicc"] for row in rows)
+    best = min((row["aicc"] for row in rows if np.isfinite(row["aicc"])), default=float("nan"))
     return [row | {"aicc_difference": row["aicc"] - best} for row in rows]

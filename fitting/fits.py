@@ -17,6 +17,8 @@ from fitting.solver import Problem, multi_start, uniform_starts
 DEFAULT_STARTS = 500
 WORST_CONDITION = 1e8
 FEWEST_AGREEING = 5
+FARTHEST_EXPONENT = 1e-3
+"""Solvers whose exponents lie further apart than this do not confirm each other."""
 # The check solver sees the objective times this: its tolerances are absolute in part (F31).
 _CHECK_SCALE = 1e6
 _CHECK_SOLVER = "scipy TNC"
@@ -69,8 +71,6 @@ def fit_inputs(
     log_predicted, jacobian = (part[0] for part in law.log_loss_and_gradient(theta[None], x))
     residuals = runs.val_loss - np.exp(log_predicted)
     condition, correlations = conditioning(jacobian)
-    width = bounds[:, 1] - bounds[:, 0]
-    near = (theta - bounds[:, 0] < 1e-6 * width) | (bounds[:, 1] - theta < 1e-6 * width)
     check = second_solver(problem, theta, objective, seed)
     spread = float(((runs.val_loss - runs.val_loss.mean()) ** 2).sum())
     result = FitResult(
@@ -87,7 +87,7 @@ def fit_inputs(
         gradient_norm=float(np.abs(search.best.gradient[0]).max()),
         condition=condition,
         correlations=correlations,
-        at_bound=tuple(name for name, flag in zip(law.param_names, near, strict=True) if flag),
+        at_bound=at_bounds(law, theta),
         problems=(),
         check=check,
         seed=seed,
@@ -117,6 +117,11 @@ def refuse_unidentified(law: Law, runs: Runs) -> None:
             f"({', '.join(law.param_names)}). "
             f"Give at least {count + 1} runs, or a law with fewer parameters"
         )
+    if np.ptp(runs.val_loss) == 0:
+        raise FitError(
+            f"All {len(runs)} runs have the val_loss {runs.val_loss[0]:g}: there is nothing to explain. Check "
+            "the column val_loss"
+        )
     if len(np.unique(runs.budget)) < 2:
         raise FitError(
             f"All {len(runs)} runs have one budget ({runs.budget[0]:.3g} FLOPs): size and tokens trade "
@@ -142,6 +147,13 @@ def refuse_mixed(runs: Runs) -> None:
                 "both. Choose with --where (e.g. --where injection=linear), or compare them as a case "
                 "study"
             )
+
+
+def at_bounds(law: Law, theta: np.ndarray) -> tuple[str, ...]:
+    """The parameters whose coordinate in `theta` (P,) lies at an end of the law's box."""
+    low, high = np.asarray(law.bounds, dtype=float).T
+    near = (theta - low < 1e-6 * (high - low)) | (high - theta < 1e-6 * (high - low))
+    return tuple(name for name, flag in zip(law.param_names, near, strict=True) if flag)
 
 
 def conditioning(jacobian: np.ndarray) -> tuple[float, np.ndarray]:
@@ -197,8 +209,10 @@ def second_solver(
     exponents = np.array([name not in law.log_parameters for name in law.param_names]) & free
     rng = np.random.default_rng(seed + 1)
     best = SolverCheck(_CHECK_SOLVER, float("inf"), 0.0)
+    start = None
     for _ in range(tries):
-        start = np.linalg.solve(back, 0.01 * (width * rng.standard_normal(len(theta)))[free])
+        if start is None:
+            start = np.linalg.solve(back, 0.01 * (width * rng.standard_normal(len(theta)))[free])
         options = {"maxfun": 3000, "ftol": 1e-15, "gtol": 1e-9, "xtol": 0}
         with np.errstate(all="ignore"):
             found = scipy_minimize(scaled, start, jac=True, method="TNC", options=options)
@@ -206,8 +220,11 @@ def second_solver(
         value = float(found.fun) / _CHECK_SCALE
         if value < best.objective:
             best = SolverCheck(_CHECK_SOLVER, value, float(difference.max(initial=0.0)))
-        if best.objective <= objective * (1 + 1e-6) + 1e-20:
+        close = value <= objective * (1 + 1e-6) + 1e-20
+        if close and best.largest_difference <= FARTHEST_EXPONENT:
             break
+        # Where it stopped short of the bottom it goes on; from elsewhere it starts anew.
+        start = found.x if close else None
     return best
 
 
@@ -241,8 +258,7 @@ def _problems(result: FitResult, predicted: float) -> tuple[tuple[Status, str], 
     check = result.check
     if check is not None and result.objective > negligible:
         relative = check.objective / result.objective - 1
-        # A flat direction lets parameters differ at one objective; conditioning reports that case.
-        if relative < -1e-6 or relative > 1e-4 or (check.largest_difference > 1e-3 and relative < 1e-9):
+        if relative < -1e-6 or relative > 1e-4 or check.largest_difference > FARTHEST_EXPONENT:
             found.append(
                 (
                     Status.SOLVERS_DISAGREE,

@@ -268,6 +268,11 @@ class LossShift(Law):
         """With the inner law's constants taken from the data."""
         return LossShift(self.law.bound_to(x))
 
+    def improve_starts(self, theta: np.ndarray, x: Inputs, log_loss: np.ndarray) -> np.ndarray:
+        """The inner law's starts improved, the shift as drawn."""
+        inner = self.law.improve_starts(theta[:, :-1], x, log_loss)
+        return np.concatenate([inner, theta[:, -1:]], axis=1)
+
     def predict(self, theta: np.ndarray, x: Inputs) -> np.ndarray:
         """Loss in nats per token, (S, n)."""
         # The sum may pass zero far from any solution; log L must stay finite there.

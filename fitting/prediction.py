@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fitting.allocation import Widths, law_optimum
-from fitting.diagnostics import scatter
+from fitting.diagnostics import Scatter, scatter
 from fitting.errors import FitError
 from fitting.laws import AdditiveLaw, JointLaw
 from fitting.resampling import Resampled, resample
@@ -45,6 +45,7 @@ class Equivalent:
     d_model: float
     unique: float
     effective: float
+    note: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +99,14 @@ def forecast(
     """
     if not (np.isfinite(budget) and budget > 0):
         raise FitError(f"A budget of {budget} FLOPs is none. Give a positive number")
-    spread = scatter(result.log_residuals, runs.cell, len(result.theta))
+    together = ""
+    try:
+        spread = scatter(result.log_residuals, runs.cell, len(result.theta))
+    except FitError as error:
+        # One run per cell: the whole scatter, which is what a new run has, is still known.
+        freedom = len(runs) - len(result.theta)
+        spread = Scatter(float(np.sqrt((result.log_residuals**2).sum() / freedom)), 0.0, float("nan"))
+        together = str(error).split(",")[0]
     blocks = runs.cell_count
     stretch = blocks / (blocks - len(result.theta))
     found, refused = [], []
@@ -116,7 +124,7 @@ def forecast(
         x = widths.inputs(np.array([width]), budget)
         logs = result.law.log_loss_and_gradient(drawn.theta, x)[0][:, 0]
         deviation = float(np.sqrt(stretch * logs.var() + spread.run**2 + spread.cell**2))
-        notes = [best.refusal] if best.refusal else []
+        notes = [note for note in (best.refusal, together) if note]
         if not low_budget <= budget <= high_budget:
             notes.append(f"extrapolates from budgets of {low_budget:.3g} to {high_budget:.3g}")
         full = (runs.bptt[runs.r == r] == "full").all() or (runs.bptt[runs.r == r] == "FullBPTT").all()
@@ -157,7 +165,11 @@ def _size_under_cap(runs: Runs, widths: Widths, cap: float) -> float:
 def equivalents(runs: Runs, result: FitResult, n_at_r1: float) -> list[Equivalent]:
     """For every r, the model as wide as the r=1 model with `n_at_r1` parameters: its unique and effective
     size.
+
+    Raises `FitError` for sizes out of reach; those outside the sampled widths are flagged.
     """
+    if not (np.isfinite(n_at_r1) and n_at_r1 > 0):
+        raise FitError(f"A model of {n_at_r1} parameters is none. Give a positive number")
     if not isinstance(result.law, JointLaw | AdditiveLaw):
         raise FitError(f"The law {result.law.name} has no effective size")
     width = Widths.of(runs, result.law, 1.0).width_of(n_at_r1)
@@ -166,7 +178,10 @@ def equivalents(runs: Runs, result: FitResult, n_at_r1: float) -> list[Equivalen
         widths = Widths.of(runs, result.law, float(r))
         x = widths.inputs(np.array([width]), 1.0)
         effective = float(np.exp(result.law.effective_size(result.theta[None, 5:], x)[0][0, 0]))
-        rows.append(Equivalent(float(r), width, float(x.n_total[0]), effective))
+        low, high = widths.sampled[[0, -1]]
+        outside = not low * (1 - 1e-3) <= width <= high * (1 + 1e-3)
+        note = f"outside the sampled widths {low:g} to {high:g}" if outside else ""
+        rows.append(Equivalent(float(r), width, float(x.n_total[0]), effective, note))
     return rows
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import html
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ def check_folder(folder: Path, overwrite: bool) -> None:
     """Refuse, before the work, a folder whose report would be replaced. Raises `FitError`."""
     if folder.exists() and not folder.is_dir():
         raise FitError(f"--report {folder} is a file. Name a folder")
+    there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        raise FitError(f"--report {folder} cannot be written: {there} is no folder open to you. Name another")
     taken = [name for name in FILES if (folder / name).exists()]
     if taken and not overwrite:
         raise FitError(

@@ -106,17 +106,28 @@ def _fit(analysis: dict[str, Any]) -> Section:
     if with_them:
         name = analysis["parameter_of_interest"]
         parts.append(
-            f"{name} = {fit['parameters'][name]:.4f} without the excluded runs, "
-            f"{with_them['parameters'][name]:.4f} with them ({with_them['runs']} runs)."
+            f"{name} = {fit['parameters'][name]:.4f} without the excluded runs, {with_them_text(with_them, name)}."
         )
     return Section("Fit", parts)
+
+
+def with_them_text(with_them: dict[str, Any], name: str) -> str:
+    """The value with the excluded runs, with its status, or why there is none."""
+    runs = f"{with_them['runs']} runs"
+    if not with_them["parameters"]:
+        return f"with them ({runs}): not defined, because: {with_them['message']}"
+    if name not in with_them["parameters"]:
+        return f"with them ({runs}): the law has no {name}"
+    doubt = "" if with_them["status"] == "ok" else f", not to be trusted: {with_them['message']}"
+    return f"{with_them['parameters'][name]:.4f} with them ({runs}{doubt})"
 
 
 def _intervals(analysis: dict[str, Any]) -> Section:
     name = analysis["parameter_of_interest"]
     found = analysis["fit"]["intervals"].get(name, [])
     if not found:
-        return Section(f"Uncertainty of {name}", ["Not estimated (no bootstrap was asked for)."])
+        reason = analysis.get("intervals_refused", "no bootstrap was asked for")
+        return Section(f"Uncertainty of {name}", [f"Not estimated: {reason}."])
     rows: list[Row] = [
         [
             i["method"] + (" (recommended)" if i["recommended"] else ""),
@@ -143,18 +154,25 @@ def _splits(analysis: dict[str, Any]) -> Section:
     rows: list[Row] = []
     for s in analysis["splits"]:
         if "parameters" not in s:
-            rows.append([s["split"], s["status"], "", "", s["message"]])
+            rows.append([s["split"], "-", "", "", s["status"], s["message"]])
             continue
         effective = " ".join(f"{e['effective']:.3f}" for e in s["effective_ratios"])
         phi = f"{s['parameters']['phi']:.4f}"
         rows.append(
-            [s["split"], phi, interval_text(s["intervals"].get("phi", ())), effective, s["description"]]
+            [
+                s["split"],
+                phi,
+                interval_text(s["intervals"].get("phi", ())),
+                effective,
+                s["status"],
+                s["description"],
+            ]  # fmt: skip
         )
     recurrences = ", ".join(f"{r:g}" for r in analysis["data"]["recurrences"])
     note = (
         "phi depends on where the injection is counted; the effective size does not, so quote it beside phi."
     )
-    header = ["split", "phi", "95% interval", f"effective size, r = {recurrences}", "what it is"]
+    header = ["split", "phi", "95% interval", f"effective size, r = {recurrences}", "status", "what it is"]
     return Section("phi by split", [Table(header, rows), note])
 
 
@@ -195,15 +213,17 @@ def _stability(analysis: dict[str, Any]) -> Section:
         if group != "cell":
             rows += [
                 [f"without {group} = {row['left_out']:g}", str(row["runs"]), f"{row['parameters'][name]:.4f}",
-                 f"{row['held_out_rmse']:.4f}"]
+                 f"{row['held_out_rmse']:.4f}", row["status"]]
                 for row in left
             ]  # fmt: skip
         else:
+            doubtful = sum(row["status"] != "ok" for row in left)
             rows.append(
-                [f"without one cell ({len(left)} times)", "", f"{min(values):.4f} to {max(values):.4f}", ""]
-            )
+                [f"without one cell ({len(left)} times)", "", f"{min(values):.4f} to {max(values):.4f}", "",
+                 f"{doubtful} doubtful" if doubtful else "ok"]
+            )  # fmt: skip
     if rows:
-        parts.append(Table(["left out", "runs", name, "RMSE on them (nats)"], rows))
+        parts.append(Table(["left out", "runs", name, "RMSE on them (nats)", "status"], rows))
         widest = max(spans, key=lambda g: spans[g])
         moves = ", ".join(f"one {g}: {span:.4f}" for g, span in spans.items())
         parts.append(f"Leaving out moves {name} by (range) {moves}. Leaving out one {widest} moves it most.")
@@ -219,6 +239,9 @@ def _residuals(analysis: dict[str, Any]) -> Section:
         ]
         parts.append(Table([label, "runs", "mean", "largest", "RMSE"], rows))
     s = residuals["scatter"]
+    if "refused" in s:
+        refused = f"Scatter of runs and cells: not estimated: {s['refused']}."
+        return Section("Residuals", [*parts, f"Residuals are observed - predicted, in nats. {refused}"])
     sentence = (
         f"Residuals are observed - predicted, in nats. In log-loss, runs scatter by {s['run']:.4f} "
         "within their "
@@ -237,7 +260,8 @@ def _residuals(analysis: dict[str, Any]) -> Section:
 
 def _laws(analysis: dict[str, Any]) -> Section:
     rows: list[Row] = []
-    for law in sorted(analysis["laws"], key=lambda row: row["aicc_difference"]):
+    fitted = [law for law in analysis["laws"] if law["parameters"] is not None]
+    for law in sorted(fitted, key=lambda row: row["aicc_difference"]):
         by_r = "-" if law["held_out_by_r"] is None else f"{law['held_out_by_r']:.4f}"
         own = {k: v for k, v in law["parameters"].items() if k not in ("A", "alpha", "B", "beta", "E")}
         rows.append(
@@ -249,7 +273,7 @@ def _laws(analysis: dict[str, Any]) -> Section:
         )  # fmt: skip
     header = ["law", "its parameters", "AICc - best", "RMSE", "held out: budget", "cell", "r", "status"]
     note = (
-        f"{len(rows)} forms were tried on the same runs: a small win among many forms means little. "
+        f"{len(analysis['laws'])} forms were tried on the same runs: a small win among many forms means little. "
         "Reference points "
         "of the drifting forms are geometric means of the data."
     )
@@ -269,13 +293,16 @@ def _allocation(analysis: dict[str, Any]) -> Section:
             rows.append([f"{row['r']:g}", *["-"] * 9, row["refusal"]])
             continue
         own = row.get("from_own_chinchilla", {})
+        notes = [f"own law: {own['status']}"] if own and own["status"] != "ok" else []
+        if analysis["fit"]["status"] != "ok":
+            notes.append(f"joint law: {analysis['fit']['status']}")
         outside = [o for o in (*own.get("optima", ()), *row["from_joint_law"]["optima"]) if o["refusal"]]
         rows.append(
             [
                 f"{row['r']:g}", f"{row['flops_slope']:.3f}", *pair(own.get("closed_form_exponents")),
                 *pair(own.get("exponents")), *pair(row["from_joint_law"]["exponents"]),
                 *pair(row["from_parabolas"]["exponents"]),
-                f"{len(outside)} minima outside the sampled N" if outside else "",
+                "; ".join([*notes, *([f"{len(outside)} minima outside the sampled N"] if outside else [])]),
             ]
         )  # fmt: skip
     header = [

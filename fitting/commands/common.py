@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fitting.laws import Law
     from fitting.runs import Runs
 
-OK, NOT_TRUSTED, BAD_INPUT = 0, 1, 2
+OK, NOT_TRUSTED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 # Short names of the shipped laws; any other value of --law is a class path.
 LAW_NAMES: dict[str, str] = {
@@ -31,8 +31,11 @@ LAW_NAMES: dict[str, str] = {
 }
 
 
-def add_run_options(parser: argparse.ArgumentParser, runs: bool = True) -> None:
+def add_run_options(
+    parser: argparse.ArgumentParser, runs: bool = True, with_and_without: bool = True
+) -> None:
     """Which runs are read and which of them are used."""
+    both = ", and the parameter of interest is given with them too" if with_and_without else ""
     if runs:
         parser.add_argument(
             "runs", nargs="+", metavar="RUNS", help="run records, folders, CSV files, or published"
@@ -42,7 +45,7 @@ def add_run_options(parser: argparse.ArgumentParser, runs: bool = True) -> None:
     )
     parser.add_argument(
         "--exclude", action="append", default=[], metavar="RULE",
-        help="leave runs out by a rule such as 'val_loss>4'; they are listed, and phi is given with them too",
+        help=f"leave runs out by a rule such as 'val_loss>4'; they are listed{both}",
     )  # fmt: skip
 
 
@@ -99,6 +102,22 @@ def select(runs: Runs, options: argparse.Namespace) -> tuple[Runs, Runs]:
     if not len(kept):
         raise FitError(f"No run is left of {len(runs)} after --where and --exclude. Loosen the rules")
     return kept, chosen
+
+
+def print_excluded(runs: Runs) -> None:
+    """Every run that was left out, with its rule (F38)."""
+    for gone in runs.excluded:
+        print(f"left out: {gone.source} ({gone.rule})")
+
+
+def check_numbers(options: argparse.Namespace) -> None:
+    """Refuse counts that are none, whatever the command. Raises `FitError`."""
+    from fitting.errors import FitError
+
+    for name, least in (("seed", 0), ("bootstrap", 0), ("simulate", 0), ("candidates", 0), ("workers", 1)):
+        value = getattr(options, name, None)
+        if value is not None and value < least:
+            raise FitError(f"--{name} {value} is too small. Give {least} or more")
 
 
 def law_of(options: argparse.Namespace) -> Law:

@@ -47,4 +47,11 @@ def run(options: argparse.Namespace) -> int:
         for path in write_report(analysis, options.report, progress):
             progress(f"wrote {path}")
     fit = analysis["fit"]
-    return common.verdict([] if fit["status"] == "ok" else [fit["message"]])
+    doubts = [] if fit["status"] == "ok" else [fit["message"]]
+    others = [split for split in analysis.get("splits", ()) if split["split"] != fit["split"]]
+    doubts += [
+        f"split {split['split']}: {split['message']}"
+        for split in others
+        if split["status"] not in ("ok", "undefined")
+    ]
+    return common.verdict(doubts)

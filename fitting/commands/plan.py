@@ -15,7 +15,7 @@ from fitting.commands import common
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `python -m fitting plan`."""
     parser.add_argument("design", nargs="+", metavar="DESIGN", help="CSV files or run records, or published")
-    common.add_run_options(parser, runs=False)
+    common.add_run_options(parser, runs=False, with_and_without=False)
     parser.add_argument(
         "--like", default="published", metavar="RUNS", help="runs whose fit is taken as the truth"
     )
@@ -65,9 +65,11 @@ def run(options: argparse.Namespace) -> int:
         progress=progress,
     )
     if options.json:
-        common.print_json(found.to_dict() | {"truth": truth.to_dict()})
+        excluded = [vars(gone) for gone in design.excluded]
+        common.print_json(found.to_dict() | {"truth": truth.to_dict(), "excluded": excluded})
     else:
         print(found)
+        common.print_excluded(design)
     doubts = [] if truth.trusted else [f"the fit of {options.like}: {truth.message}"]
     if not found.trusted:
         doubts.append(f"the design: condition number {found.condition:.1e}, phi is hardly identified")
