@@ -17,6 +17,7 @@ from fitting.solver import Problem, multi_start, uniform_starts
 DEFAULT_STARTS = 500
 WORST_CONDITION = 1e8
 FEWEST_AGREEING = 5
+GRADIENT_TOLERANCE = 1e-4
 FARTHEST_EXPONENT = 1e-3
 """Solvers whose exponents lie further apart than this do not confirm each other."""
 # The check solver sees the objective times this: its tolerances are absolute in part (F31).
@@ -57,7 +58,9 @@ def fit_inputs(
         raise FitError(
             f"{starts} starts are no search. Give at least 1; below {FEWEST_AGREEING} a fit is doubtful"
         )
+    check_form(law)
     refuse_unidentified(law, runs)
+    check_shapes(law, x)
     observed = np.log(runs.val_loss)
     bounds = np.asarray(law.bounds, dtype=float)
     problem = Problem(law, x, observed, np.ones(len(runs)), bounds[:, 0], bounds[:, 1])
@@ -95,7 +98,9 @@ def fit_inputs(
         log_residuals=observed - log_predicted,
         excluded=runs.excluded,
     )
-    return replace(result, problems=_problems(result, float(search.best.predicted[0])))
+    problems = _problems(result, float(search.best.predicted[0]))
+    wrong = gradient_error(law, theta, x)
+    return replace(result, problems=(*problems, *([(Status.WRONG_GRADIENT, wrong)] if wrong else [])))
 
 
 def fit_architectures(
@@ -147,6 +152,76 @@ def refuse_mixed(runs: Runs) -> None:
                 "both. Choose with --where (e.g. --where injection=linear), or compare them as a case "
                 "study"
             )
+
+
+def check_form(law: Law) -> None:
+    """Raise `FitError` when a law's `param_names` or `bounds` are not what `Law` asks for."""
+    label = law.name or type(law).__name__
+    names = getattr(law, "param_names", None)
+    if not isinstance(names, tuple | list) or not names or not all(isinstance(n, str) for n in names):
+        raise FitError(
+            f"The law {label} has param_names {names!r}. Give the names of its parameters, e.g. ('E', 'B')"
+        )
+    try:
+        bounds = np.asarray(law.bounds, dtype=float)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise FitError(
+            f"The law {label} has no usable bounds ({error}). Give an array of shape ({len(names)}, 2)"
+        ) from None
+    if bounds.shape != (len(names), 2):
+        raise FitError(
+            f"The law {label} has bounds of shape {bounds.shape}, expected ({len(names)}, 2): a low and a high "
+            "end for each of its parameters"
+        )
+    if not (np.isfinite(bounds).all() and (bounds[:, 0] <= bounds[:, 1]).all()):
+        raise FitError(f"The law {label} has bounds {bounds.tolist()}. Give finite ends, the low one first")
+
+
+def check_shapes(law: Law, x: Inputs) -> None:
+    """Raise `FitError` when a law's predictions or gradients do not have the shapes that `Law` asks for."""
+    low, high = np.asarray(law.bounds, dtype=float).T
+    theta = low + np.array([[0.25], [0.5]]) * (high - low)
+    count, runs = theta.shape[1], len(x)
+    for name, expected in (("predict", (2, runs)), ("gradient", (2, count, runs))):
+        where = f"The method {name} of the law {law.name or type(law).__name__}"
+        given = f"for theta of shape {theta.shape} and {runs} runs"
+        try:
+            with np.errstate(all="ignore"):
+                shape = np.shape(getattr(law, name)(theta, x))
+        except FitError:
+            raise
+        except Exception as error:
+            raise FitError(
+                f"{where} raised {type(error).__name__}: {error} {given}. It must return shape {expected}"
+            ) from error
+        if shape != expected:
+            raise FitError(f"{where} returned shape {shape} {given}, expected {expected}")
+
+
+def gradient_error(law: Law, theta: np.ndarray, x: Inputs) -> str | None:
+    """Where the law's gradient at `theta` (P,) differs from finite differences of its own prediction by more
+    than 1e-4.
+    """
+    low, high = np.asarray(law.bounds, dtype=float).T
+    step = np.diag(np.maximum(1e-6 * (high - low), 1e-12))
+    points = np.concatenate([np.maximum(theta - step, low), np.minimum(theta + step, high)])
+    with np.errstate(all="ignore"):
+        log_loss = law.log_loss_and_gradient(points, x)[0]
+        gradient = law.log_loss_and_gradient(theta[None], x)[1][0]
+    for i, name in enumerate(law.param_names):
+        moved = points[len(theta) + i, i] - points[i, i]
+        if moved <= 0:
+            continue
+        difference = (log_loss[len(theta) + i] - log_loss[i]) / moved
+        largest = max(np.abs(difference).max(), np.abs(gradient[i]).max())
+        off = float(np.abs(difference - gradient[i]).max())
+        # The last term is the rounding error of the differences themselves.
+        if not off <= GRADIENT_TOLERANCE * largest + 1e-14 / moved:
+            return (
+                f"the derivative by {name} is off by {off / largest:.1e} of its size against finite "
+                "differences of predict: correct the law's gradient"
+            )
+    return None
 
 
 def at_bounds(law: Law, theta: np.ndarray) -> tuple[str, ...]:

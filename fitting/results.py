@@ -22,6 +22,7 @@ class Status(Enum):
     STARTS_DISAGREE = "starts disagree"
     SOLVERS_DISAGREE = "solvers disagree"
     NOT_CONVERGED = "not converged"
+    WRONG_GRADIENT = "wrong gradient"
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from fitting.diagnostics import aicc, compare_laws, halves, leave_out, residual_summary, rival_laws, scatter
+from fitting.errors import FitError
 from fitting.fits import fit
 from fitting.laws import JointLaw
-from fitting.multipliers import FixedPower, LogGrowth, Power
+from fitting.multipliers import DriftingPower, FixedPower, LogGrowth, Power
 from fitting.published import load_grid
 from fitting.splits import PAPER, REGRESSED
 
@@ -82,3 +83,15 @@ def test_the_true_form_wins_on_data_made_with_it():
     assert best["law"] == "joint, m = 1 + c log r" and best["aicc_difference"] == 0
     assert best["held_out_by_r"] == min(row["held_out_by_r"] for row in rows)
     assert len(rival_laws(PAPER)) == 8
+
+
+def test_scatter_needs_a_cell_with_two_runs():
+    with pytest.raises(FitError, match="no cell of 9 has two runs"):
+        scatter(np.linspace(-1, 1, 9), np.arange(9), 3)
+
+
+def test_a_rival_that_cannot_be_fitted_is_a_row_with_its_reason():
+    few = GRID.take(np.flatnonzero((GRID.r > 1) & (GRID.budget <= 1e18))[::4])
+    rows = compare_laws(few, [JointLaw(FixedPower(1)), JointLaw(DriftingPower())], starts=40, seed=0)
+    assert len(few) == 7 and rows[1]["status"] == "not estimated" and "7 runs cannot" in rows[1]["message"]
+    assert rows[0]["parameters"] and rows[1]["parameters"] is None

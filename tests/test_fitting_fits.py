@@ -7,11 +7,11 @@ import pytest
 
 from fitting import fits
 from fitting.errors import FitError
-from fitting.fits import conditioning, fit, fit_architectures, second_solver
-from fitting.laws import ChinchillaLaw, JointLaw
+from fitting.fits import _problems, conditioning, fit, fit_architectures, second_solver
+from fitting.laws import ChinchillaLaw, JointLaw, Law
 from fitting.multipliers import FixedPower, Saturating
 from fitting.published import load_grid, reference
-from fitting.results import Status
+from fitting.results import SolverCheck, Status
 from fitting.solver import Problem
 from fitting.splits import INJECTION_ONCE, PAPER, REGRESSED
 
@@ -149,3 +149,58 @@ def test_results_are_deterministic_and_plain(paper):
 
 def test_the_chinchilla_law_needs_no_second_r():
     assert fit(GRID.where("r=2"), ChinchillaLaw(), starts=STARTS).status is Status.OK
+
+
+class Tokens(Law):
+    name = "tokens"
+    param_names = ("E", "B", "beta")
+    bounds = np.array([[0.5, 4.0], [0.0, 3.0], [0.0, 1.0]])
+
+    def predict(self, theta, x):
+        return theta[:, :1] + theta[:, 1:2] * (x.tokens / 1e9) ** -theta[:, 2:]
+
+    def gradient(self, theta, x):
+        power = (x.tokens / 1e9) ** -theta[:, 2:]
+        slope = -theta[:, 1:2] * power * np.log(x.tokens / 1e9)
+        return np.stack([np.ones_like(power), power, slope], axis=1)
+
+
+def test_a_wrong_gradient_is_a_status():
+    class Wrong(Tokens):
+        def gradient(self, theta, x):
+            return super().gradient(theta, x) * np.array([1.0, 1.001, 1.0])[:, None]
+
+    grid = load_grid()
+    assert fit(grid, Tokens(), starts=40).status is not Status.WRONG_GRADIENT
+    found = fit(grid, Wrong(), starts=40)
+    assert found.status is Status.WRONG_GRADIENT and "derivative by B" in found.message
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"param_names": None}, "tokens has param_names None"),
+        ({"bounds": np.zeros((2, 2))}, r"bounds of shape \(2, 2\), expected \(3, 2\)"),
+        ({"bounds": None}, "bounds of shape"),
+        ({"bounds": np.full((3, 2), np.nan)}, "finite"),
+        ({"predict": lambda self, theta, x: theta[0] * 2}, r"predict.*tokens.*\(3,\).*expected \(2, 116\)"),
+        ({"gradient": lambda self, theta, x: theta}, r"gradient.*\(2, 3\).*expected \(2, 3, 116\)"),
+        ({"predict": lambda self, theta, x: theta[:, 7]}, "predict.*IndexError"),
+    ],
+)
+def test_laws_of_the_wrong_form_are_one_message(change, words):
+    with pytest.raises(FitError, match=words):
+        fit(load_grid(), type("Bad", (Tokens,), change)(), starts=40)
+
+
+def test_constant_losses_are_refused():
+    with pytest.raises(FitError, match="val_loss 2.5: there is nothing to explain"):
+        fit(load_grid().with_loss(np.full(116, 2.5)), starts=40)
+
+
+def test_solvers_whose_exponents_differ_do_not_confirm_each_other():
+    result = fit(load_grid(), starts=60)
+    assert result.trusted
+    apart = SolverCheck("other", result.objective * (1 + 1e-7), 2e-3)
+    problems = _problems(dataclasses.replace(result, check=apart), 0.0)
+    assert [status for status, _ in problems] == [Status.SOLVERS_DISAGREE]

@@ -116,6 +116,11 @@ class NotALaw:
         (["compare", "published", "nowhere.csv"], "nowhere.csv"),
         (["plan", "published", "--run-noise", "0"], "positive"),
         (["predict", "published"], "Nothing to predict"),
+        (["fit", "published", "--seed", "-1"], "--seed -1 is too small"),
+        (["fit", "published", "--bootstrap", "-1"], "--bootstrap -1"),
+        (["fit", "published", "--workers", "0"], "--workers 0"),
+        (["fit", "published", "--report", f"{GRID}/below"], "cannot be written"),
+        (["plan", "published", "--simulate", "-3"], "--simulate -3"),
         (["predict", "published", "--budget", "1e19", "--bootstrap", "3"], "3 resamples"),
     ],
 )
@@ -234,3 +239,37 @@ def test_the_command_works_from_another_folder(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "0.43321" in done.stdout and [p.name for p in tmp_path.iterdir()] == ["grid.csv"]
+
+
+def test_an_interruption_is_one_line_and_status_130(monkeypatch, capsys):
+    from fitting.commands import fit
+
+    def stop(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fit, "run", stop)
+    status, _, err = run(capsys, "fit", "published")
+    assert (status, err) == (130, "interrupted\n")
+
+
+def test_predict_and_plan_list_what_was_left_out_and_show_the_status(capsys):
+    rule = ["--exclude", "quality=inferred_from_curve", "--quiet", "--starts", "100"]
+    status, out, _ = run(capsys, "predict", "published", "--equivalent", "1e9", *rule)
+    assert status == 0 and "phi = 0.4" in out and "Status: ok" in out and out.count("left out: ") == 7
+    assert "without the runs of --exclude, 0.4332 with them (116 runs)" in out
+    status, out, _ = run(capsys, "plan", "published", "--candidates", "1", *rule)
+    assert status == 0 and out.count("left out: ") == 7
+
+
+def test_an_untrusted_split_counts_for_the_exit_status(monkeypatch, capsys):
+    from fitting import analysis
+
+    made = analysis._splits
+    monkeypatch.setattr(
+        analysis,
+        "_splits",
+        lambda *a: [*made(*a), {"split": "other", "status": "at bound", "message": "made", "parameters": {"phi": 1.0},
+                                "effective_ratios": [], "intervals": {}, "description": ""}],
+    )  # fmt: skip
+    status, _, err = run(capsys, "fit", "published", *QUICK)
+    assert status == 1 and "split other: made" in err

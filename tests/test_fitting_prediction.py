@@ -67,3 +67,17 @@ def test_forward_flops_are_not_guessed_under_truncation(result, drawn):
 def test_budgets_that_are_none_are_refused(result, drawn):
     with pytest.raises(FitError, match="positive"):
         forecast(GRID, result, -1.0, drawn)
+
+
+def test_equivalents_out_of_reach_are_refused_or_flagged(result):
+    for size, words in (
+        (0.0, "none"),
+        (-1e9, "none"),
+        (float("nan"), "none"),
+        (1e3, "out of reach"),
+        (1e15, "reach"),
+    ):
+        with pytest.raises(FitError, match=words):
+            equivalents(GRID, result, size)
+    assert all("outside the sampled widths" in row.note for row in equivalents(GRID, result, 5e9))
+    assert all(row.note == "" for row in equivalents(GRID, result, 1e9))

@@ -13,7 +13,7 @@ from fitting.analysis import Settings, analyse
 from fitting.curves import effective_ratios
 from fitting.errors import FitError
 from fitting.fits import fit
-from fitting.laws import ChinchillaLaw, JointLaw
+from fitting.laws import ChinchillaLaw, JointLaw, Law
 from fitting.plots import figures
 from fitting.published import load_grid
 from fitting.report import _page, check_folder, plain, write_report
@@ -141,3 +141,38 @@ def test_refusals_reach_the_report():
     analysis = analyse(few, settings=Settings(starts=60, resamples=0))
     text = "\n".join(section.text() for section in sections(analysis))
     assert "Refused: " in text and "outside the sampled" in text
+
+
+def test_extras_that_cannot_be_made_leave_the_fit_and_say_why():
+    few = GRID.where("budget<=1e18", "r<=2")
+    found = analyse(few, settings=Settings(starts=60, resamples=40), without_exclusions=GRID.where("r=1"))
+    text = "\n".join(section.text() for section in sections(found))
+    assert "Not estimated: 4 blocks cannot carry a bootstrap" in text
+    assert "not defined, because: All 29 runs have r=1" in text
+    assert found["fit"]["parameters"]["phi"]
+
+
+def test_no_number_stands_without_its_status(analysis):
+    doubtful = copy.deepcopy(analysis)
+    doubtful["splits"][1]["status"] = "at bound"
+    doubtful["leave_out"]["r"][0]["status"] = "ill-conditioned"
+    doubtful["with_excluded_runs"] |= {"status": "starts disagree", "message": "made up"}
+    doubtful["allocation"]["per_r"][0]["from_own_chinchilla"]["status"] = "not converged"
+    by = {section.title: section.text() for section in sections(doubtful)}
+    assert "at bound" in by["phi by split"] and "ill-conditioned" in by["Stability"]
+    assert "not to be trusted: made up" in by["Fit"]
+    assert "own law: not converged" in by["Compute-optimal allocation"]
+
+
+def test_a_law_without_a_size_has_no_effective_size():
+    class Tokens(Law):
+        param_names = ("E",)
+        bounds = np.array([[0.5, 4.0]])
+
+        def predict(self, theta, x):
+            return np.broadcast_to(theta, (len(theta), len(x)))
+
+        def gradient(self, theta, x):
+            return np.ones((len(theta), 1, len(x)))
+
+    assert effective_ratios(GRID, Tokens(), np.array([2.0])) == []
