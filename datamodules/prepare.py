@@ -234,8 +234,10 @@ def _finish(job: Job, sources: list[dict[str, Any]], shards: dict[str, list[dict
             )
             raise DataError(
                 f"the {split} split has no full row: {documents} documents with {tokens} tokens do not fill "
-                f"one row of {job.settings.row_length}. Give more text, a smaller seq_len, or another "
-                f"val_fraction (now {job.settings.val_fraction})"
+                f"one row of {job.settings.row_length}. Documents are held out whole, each with probability "
+                f"val_fraction (--val-fraction, now {job.settings.val_fraction}), and a text file is one "
+                "document: give more documents (JSON lines hold one a line), another val_fraction, or a "
+                "smaller seq_len"
             )
         write_index(job.work / split, chunks)
     name, content = job.tokenizer.serialized()

@@ -161,6 +161,7 @@ def _as_list(value: Any) -> list[Any]:
 def quiet() -> None:
     """Leave out what is no message to a user of this command line."""
     warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
+    warnings.filterwarnings("ignore", message=r".*The dirpath has changed from.*")
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
         lambda r: "litlogger" not in r.getMessage()
     )

@@ -27,6 +27,7 @@ def hint(message: str, parser: Any) -> str:
 
 def innermost(message: str) -> str:
     """The message of a refused value alone, where a parser wraps it in all the types it tried."""
+    message = re.sub(r"\n *- Expected a <class 'NoneType'>", "", message)
     head, found, tried = message.partition("Does not validate against any of the Union subtypes")
     if not found:
         return message

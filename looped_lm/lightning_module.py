@@ -200,7 +200,7 @@ class LoopedLM(L.LightningModule):
         self.log(f"{prefix}/loss", loss, prog_bar=True)
         self.log(f"{prefix}/perplexity", loss.exp())
         self.log(f"{prefix}/tokens", tokens)
-        if self.trainer.training or self.trainer.validating:
+        if self.trainer.state.fn == "fit":
             self.log("step", float(self.trainer.global_step))
 
     # ---- Optimizer ----------------------------------------------------------------------------------------------
