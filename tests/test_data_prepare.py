@@ -218,7 +218,11 @@ def test_two_at_once_prepare_once(tmp_path, capsys):
     [
         ([], {}, "the corpus list is empty"),
         (["", ""], {}, r"gave no document with any text \(2 empty ones\)"),
-        (["short"], {}, "the (train|val) split has no full row: .*Documents are held out whole.*smaller seq_len"),
+        (
+            ["short"],
+            {},
+            "the (train|val) split has no full row: .*Documents are held out whole.*smaller seq_len",
+        ),
         (made_up_texts(40), {"seq_len": 10**5}, "the train split has no full row"),
         (made_up_texts(40), {"val_fraction": 1e-9}, "the val split has no full row: 0 documents"),
     ],
