@@ -28,7 +28,6 @@ class FlopsMonitor(L.Callback):
         self.peak_flops = peak_flops
         self.tokens = 0
         self.flops = 0.0
-        self.seconds = 0.0
         self._mark = (0.0, 0)
         self._started = 0.0
         self._seconds_before = 0.0
