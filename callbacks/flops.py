@@ -31,7 +31,6 @@ class FlopsMonitor(L.Callback):
         self._mark = (0.0, 0)
         self._started = 0.0
         self._seconds_before = 0.0
-        self._steps_seen = 0
 
     def state_dict(self) -> dict[str, Any]:
         return {"tokens": self.tokens, "flops": self.flops, "seconds": self.wall_seconds}
@@ -50,7 +49,6 @@ class FlopsMonitor(L.Callback):
         if trainer.global_step == 0:
             self.tokens, self.flops, self._seconds_before = 0, 0.0, 0.0
         self._started = time.perf_counter()
-        self._steps_seen = trainer.global_step
         self._restart_clock()
         if self.peak_flops is None and trainer.strategy.root_device.type == "cuda":
             self.peak_flops = get_available_flops(
@@ -69,9 +67,8 @@ class FlopsMonitor(L.Callback):
         tokens = batch[1].numel() * trainer.world_size
         self.tokens += tokens
         self.flops += tokens * pl_module.flops_per_token
-        if trainer.global_step == self._steps_seen:
+        if not pl_module.ends_step(batch_idx):
             return
-        self._steps_seen = trainer.global_step
         budget = pl_module.plan.flops_budget
         half_step = 0.5 * pl_module.batch_tokens * pl_module.flops_per_token
         # Strictly: exactly half a step short is where the plan may have rounded up.

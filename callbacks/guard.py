@@ -21,20 +21,10 @@ class DivergenceGuard(L.Callback):
         FloatingPointError: naming loss and step.
     """
 
-    def __init__(self) -> None:
-        self._steps_seen = 0
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._steps_seen = trainer.global_step
-
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: LoopedLM, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        # A step counts once, however many micro-batches follow it.
-        if trainer.global_step == self._steps_seen:
-            return
-        self._steps_seen = trainer.global_step
-        if pl_module.logs_step(trainer.global_step):
+        if pl_module.ends_step(batch_idx) and pl_module.logs_step(trainer.global_step):
             self._check(trainer, "train/loss")
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import lightning as L
+import torch
 
 from looped_lm import LoopedLM
 
@@ -14,6 +15,10 @@ class LearningRates(L.Callback):
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: LoopedLM, optimizer: Any) -> None:
         if pl_module.logs_step(trainer.global_step + 1):
+            # Tensors on the host: Lightning would copy plain numbers to the device, and fetch them back.
             pl_module.log_dict(
-                {f"lr/{group['role']}": float(group["lr"]) for group in optimizer.param_groups}
+                {
+                    f"lr/{group['role']}": torch.tensor(float(group["lr"]), dtype=torch.float64)
+                    for group in optimizer.param_groups
+                }
             )

@@ -24,8 +24,7 @@ class LoopStats(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: LoopedLM, batch: Any, batch_idx: int
     ) -> None:
-        last_of_step = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
-        wanted = last_of_step and pl_module.logs_step(trainer.global_step + 1)
+        wanted = pl_module.ends_step(batch_idx) and pl_module.logs_step(trainer.global_step + 1)
         pl_module.model.observer = self._observe if wanted else None
 
     def _observe(self, i: int, state: Any) -> None:

@@ -15,13 +15,19 @@ from looped_lm import LoopedLM
 class StepProgressBar(TQDMProgressBar):
     """Optimizer steps done of those planned, with loss, tokens/s and the share of the FLOPs.
 
+    The losses come from the device when they are logged and are shown until the next ones.
+
     Args:
         refresh_rate: optimizer steps between updates of the line; 0 shows nothing.
     """
 
+    #: The module need not log losses for this bar (`prog_bar=True` makes Lightning fetch them at every micro-batch).
+    fetches_losses = True
+
     def __init__(self, refresh_rate: int = 1) -> None:
         super().__init__(refresh_rate=refresh_rate)
         self._planned_flops = 0.0
+        self._losses: dict[str, str] = {}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
         super().on_train_start(trainer, pl_module)
@@ -49,6 +55,17 @@ class StepProgressBar(TQDMProgressBar):
                 "training" if done >= total else f"validating {done}/{total}"
             )
 
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        super().on_validation_end(trainer, pl_module)
+        self._fetch_losses(trainer)
+
+    def _fetch_losses(self, trainer: L.Trainer) -> None:
+        if not self.is_disabled:
+            metrics = trainer.callback_metrics
+            self._losses |= {
+                key: f"{float(metrics[key]):.4f}" for key in ("train/loss", "val/loss") if key in metrics
+            }
+
     def on_train_epoch_start(self, trainer: L.Trainer, *_: Any) -> None:
         """The bar counts the run, not epochs."""
 
@@ -57,20 +74,15 @@ class StepProgressBar(TQDMProgressBar):
     ) -> None:
         bar: Tqdm = self.train_progress_bar
         step = trainer.global_step
-        if (
-            self.is_disabled
-            or bar.disable
-            or step == bar.n
-            or (step % self.refresh_rate and step != bar.total)
-        ):
+        if self.is_disabled or bar.disable or not pl_module.ends_step(batch_idx):
+            return
+        if pl_module.logs_step(step):
+            self._fetch_losses(trainer)
+        if step % self.refresh_rate and step != bar.total:
             return
         bar.n = step
         elapsed = bar.format_dict["elapsed"]
-        values = {
-            key: f"{float(value):.4f}"
-            for key, value in trainer.callback_metrics.items()
-            if key in ("train/loss", "val/loss")
-        }
+        values = dict(self._losses)
         values["tok/s"] = f"{(self._monitor.tokens - self._tokens_before) / max(elapsed, 1e-9):,.0f}"
         values["FLOPs"] = f"{self._monitor.flops:.3g} ({self._monitor.flops / self._planned_flops:.0%})"
         bar.set_postfix(values, refresh=False)

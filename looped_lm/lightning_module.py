@@ -154,25 +154,42 @@ class LoopedLM(L.LightningModule):
         """Log the step's loss over all its micro-batches and ranks, at logging steps only."""
         step = self.trainer.global_step + 1
         # The metric `step` is the x axis of loggers and names checkpoints; Lightning's own counter lags by one.
-        self.log("step", float(step))
+        # On the host: a number would become a tensor on the device, and be copied there, at every step.
+        self.log("step", torch.tensor(float(step), dtype=torch.float64))
         if self.logs_step(step) and self._step_nats is not None:
             sums = torch.stack((self._step_nats, torch.full_like(self._step_nats, self._step_tokens)))
             nats, tokens = self.trainer.strategy.reduce(sums, reduce_op="sum")
-            self.log("train/loss", nats / tokens, prog_bar=True)
+            self.log("train/loss", nats / tokens, prog_bar=self._bar_needs_telling())
         self._step_nats, self._step_tokens = None, 0
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
         """A request to stop, whoever made it, takes effect at the end of the optimizer step."""
         trainer = self.trainer
         self._stop_requested |= trainer.should_stop
-        in_mid_step = bool((batch_idx + 1) % trainer.accumulate_grad_batches)
-        trainer.should_stop = self._stop_requested and not in_mid_step
+        trainer.should_stop = self._stop_requested and self.ends_step(batch_idx)
+
+    def ends_step(self, batch_idx: int) -> bool:
+        """Whether micro-batch `batch_idx`, begun or just ended, is the last one of its optimizer step.
+
+        Lightning also steps on the last batch of an epoch, however few came before it (fast_dev_run has only one).
+        """
+        trainer = self.trainer
+        return (
+            (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+            or trainer.is_last_batch
+            or batch_idx + 1 == trainer.num_training_batches
+        )
 
     def logs_step(self, step: int) -> bool:
         """Whether metrics of optimizer step `step`, counted from 1, reach the logger."""
         every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         last = self.trainer.max_steps
         return self.trainer.should_stop or 0 < last <= step or (every > 0 and step % every == 0)
+
+    def _bar_needs_telling(self) -> bool:
+        """Whether a progress bar shows only what is logged for it, which Lightning fetches at every micro-batch."""
+        bar = self.trainer.progress_bar_callback
+        return bar is not None and not getattr(bar, "fetches_losses", False)
 
     # ---- Evaluation ---------------------------------------------------------------------------------------------
 
