@@ -177,8 +177,9 @@ def _architecture(record: RunRecord) -> tuple[str, str]:
     if record.num_recurrences == 1:
         return "none", "full"
     parts = [_label(record.components, "injection")]
-    if "lanes" in record.components:
-        parts.append(_label(record.components, "lanes"))
+    # Records of models made before a seam existed do not name it.
+    parts += [_label(record.components, seam) for seam in ("lanes", "residual") if seam in record.components]
+    parts = [part for part in parts if part != "PlainResidual"]
     whole = "+".join(parts)
     injection = _NAMES.get(whole) or "+".join(filter(None, (_NAMES.get(part, part) for part in parts)))
     bptt = _label(record.components, "bptt")

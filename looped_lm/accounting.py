@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 from looped_lm.blocks import Attention
-from looped_lm.injection import LinearInjection, PassthroughInjection
+from looped_lm.injection import Injection, LinearInjection, PassthroughInjection
+from looped_lm.lanes import Lanes
+from looped_lm.residual import Residual
 from looped_lm.transformer import LoopedTransformer
 
 #: Share of the full attention matrix that each convention counts.
@@ -84,7 +86,9 @@ def parameter_roles(model: LoopedTransformer) -> dict[str, str]:
     roles = {name: "matrix" if p.dim() == 2 else "norm" for name, p in model.named_parameters()}
     roles["embedding.weight"] = "embedding"
     roles["head.weight"] = "head"
-    for prefix, component in (("injection", model.injection), ("lanes", model.lanes)):
+    for prefix, component in model.named_modules():
+        if not isinstance(component, (Injection, Lanes, Residual)):
+            continue
         for name, role in component.parameter_roles().items():
             if role not in ROLES:
                 raise ValueError(
@@ -124,7 +128,9 @@ def flops_per_token(model: LoopedTransformer, seq_len: int, convention: str = "p
         attention = sum(
             m.attention_flops_per_token(seq_len) for m in layers.modules() if isinstance(m, Attention)
         )
-        return 2 * count(layers) + share * attention
+        residuals = [m for m in layers.modules() if isinstance(m, Residual)]
+        weights = count(layers) - sum(count(m) for m in residuals)
+        return 2 * weights + share * attention + sum(m.flops_per_token() for m in residuals)
 
     recurrence = forward(model.block) + model.injection.flops_per_token() + model.lanes.flops_per_token()
     r = model.num_recurrences

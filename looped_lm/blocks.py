@@ -7,10 +7,13 @@ Source: arXiv 2604.21106, section 3; no biases, no dropout, RMSNorm eps 1e-6.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from looped_lm.residual import Residual
 
 NORM_EPS = 1e-6
 
@@ -103,23 +106,26 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One pre-norm layer: x + Attn(norm(x)), then x + MLP(norm(x))."""
+    """One pre-norm layer: x + Attn(norm(x)), then x + MLP(norm(x)), each sum made by a `residual` of its own."""
 
-    def __init__(self, d_model: int, head_dim: int, n_kv_heads: int) -> None:
+    def __init__(
+        self, d_model: int, head_dim: int, n_kv_heads: int, residual: Callable[[], Residual]
+    ) -> None:
         super().__init__()
         self.norm_attn = rms_norm(d_model)
         self.attn = Attention(d_model, head_dim, n_kv_heads)
         self.norm_mlp = rms_norm(d_model)
         self.mlp = MLP(d_model)
+        self.residual_attn, self.residual_mlp = residual(), residual()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Uniform(-a, a) with a = sqrt(3 / fan_in): standard deviation 1/sqrt(fan_in)."""
-        for module in self.modules():
+        for module in (*self.attn.modules(), *self.mlp.modules()):
             if isinstance(module, nn.Linear):
                 bound = math.sqrt(3.0 / module.in_features)
                 nn.init.uniform_(module.weight, -bound, bound)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self.attn(self.norm_attn(x), cos, sin)
-        return x + self.mlp(self.norm_mlp(x))
+        x = self.residual_attn(x, self.attn(self.norm_attn(x), cos, sin))
+        return self.residual_mlp(x, self.mlp(self.norm_mlp(x)))

@@ -22,6 +22,8 @@ class Injection(Component, nn.Module, ABC):
 
     #: Whether `forward` reads `e`. Without it the prelude learns through the initial state alone.
     reinjects_input: bool = True
+    #: Whether parameters belong to one recurrence each; such parameters get no gradient where recurrences are cut.
+    step_specific: bool = False
 
     def __init__(self, d_model: int) -> None:
         super().__init__()

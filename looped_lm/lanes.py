@@ -94,8 +94,20 @@ class HyperConnectionLanes(Lanes):
     def expand(self, s: Tensor) -> Tensor:
         return s.expand(self.num_lanes, *s.shape)
 
+    def read_weights(self, i: int) -> Tensor:
+        """alpha_i (K,) of recurrence `i`."""
+        return self.alpha[i]
+
+    def mixing_matrix(self, i: int) -> Tensor:
+        """M_i (K,K) of recurrence `i`."""
+        return self.mixing[i]
+
+    def write_weights(self, i: int) -> Tensor:
+        """beta_i (K,) of recurrence `i`."""
+        return self.beta[i]
+
     def read(self, state: Tensor, i: int) -> Tensor:
-        return torch.tensordot(self.alpha[i], state, dims=1)
+        return torch.tensordot(self.read_weights(i), state, dims=1)
 
     def write(self, state: Tensor, y: Tensor, i: int) -> Tensor:
         # The residual stream stays fp32 under autocast (spec section 4), which would run this product in bf16.
@@ -105,8 +117,9 @@ class HyperConnectionLanes(Lanes):
             if torch.amp.is_autocast_available(device)
             else nullcontext()
         ):
-            mixed = torch.tensordot(self.mixing[i], state.to(self.mixing.dtype), dims=1)
-        return mixed + self.beta[i].view(-1, *(1,) * y.dim()) * y
+            mixing = self.mixing_matrix(i)
+            mixed = torch.tensordot(mixing, state.to(mixing.dtype), dims=1)
+        return mixed + self.write_weights(i).view(-1, *(1,) * y.dim()) * y
 
     def reduce(self, state: Tensor) -> Tensor:
         return state.sum(dim=0)

@@ -113,6 +113,7 @@ class LoopedLM(L.LightningModule):
         return {
             "injection": component_spec(self.model.injection, sizes=1),
             "lanes": component_spec(self.model.lanes, sizes=2),
+            "residual": component_spec(self.model.residual, sizes=2),
             "bptt": component_spec(self.model.bptt),
             "optimizer": callable_spec(self.optimizer_factory, "optimizer"),
             "horizon": component_spec(self.horizon),

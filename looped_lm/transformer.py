@@ -17,6 +17,7 @@ from looped_lm.component import as_instance, build
 from looped_lm.injection import Injection, LinearInjection
 from looped_lm.lanes import Lanes, SingleLane
 from looped_lm.loss import softcapped_cross_entropy
+from looped_lm.residual import PlainResidual, Residual
 
 WIDTH_UNIT = 64
 VOCAB_UNIT = 64
@@ -42,6 +43,8 @@ class LoopedTransformer(nn.Module):
         num_recurrences: times r that the shared block runs.
         injection: factory `d_model -> Injection`, or class_path and init_args.
         lanes: factory `(d_model, num_recurrences) -> Lanes`, or class_path and init_args.
+        residual: factory `(d_model, num_recurrences) -> Residual` of the recurrent block's branches, or class_path and
+            init_args.
         bptt: which recurrences keep gradients.
         logit_softcap: logits are capped as c·tanh(logits/c).
         rope_bf16: round the rotary tables to bfloat16, as checkpoints of the paper's public code expect.
@@ -63,6 +66,7 @@ class LoopedTransformer(nn.Module):
         num_recurrences: int = 4,
         injection: Callable[[int], Injection] = LinearInjection,
         lanes: Callable[[int, int], Lanes] = SingleLane,
+        residual: Callable[[int, int], Residual] = PlainResidual,
         bptt: BPTTStrategy | None = None,
         logit_softcap: float = 15.0,
         rope_bf16: bool = False,
@@ -78,13 +82,16 @@ class LoopedTransformer(nn.Module):
         self.head_dim, self.n_heads, self.n_kv_heads = head_dim, n_heads, n_kv_heads
         self.num_recurrences, self.logit_softcap = num_recurrences, logit_softcap
 
-        def layers(n: int) -> nn.ModuleList:
-            return nn.ModuleList(Block(d_model, head_dim, n_kv_heads) for _ in range(n))
+        def layers(n: int, residual: Any = PlainResidual) -> nn.ModuleList:
+            def join() -> Residual:
+                return build(residual, "residual", d_model, num_recurrences)
+
+            return nn.ModuleList(Block(d_model, head_dim, n_kv_heads, join) for _ in range(n))
 
         padded = round_up(vocab_size, VOCAB_UNIT)
         self.embedding = nn.Embedding(padded, d_model)
         self.prelude = layers(prelude_layers)
-        self.block = layers(recurrent_layers)
+        self.block = layers(recurrent_layers, residual)
         self.coda = layers(coda_layers)
         self.injection: Injection = build(injection, "injection", d_model)
         self.lanes: Lanes = build(lanes, "lanes", d_model, num_recurrences)
@@ -109,6 +116,13 @@ class LoopedTransformer(nn.Module):
         return softcapped_cross_entropy(
             hidden.flatten(0, 1), self.head.weight, targets.flatten(), self.vocab_size, self.logit_softcap
         )
+
+    @property
+    def residual(self) -> Residual:
+        """One of the equally built residuals of the recurrent block."""
+        layer = self.block[0]
+        assert isinstance(layer, Block)
+        return layer.residual_attn
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """Normalised output (B,T,d) of the coda, which the head reads."""
@@ -174,11 +188,12 @@ def refuse_untrainable(injection: Injection, lanes: Lanes, bptt: BPTTStrategy, n
     if all(kept):
         return
     cut = f"{type(bptt).__name__} runs {kept.count(False)} of {r} recurrences without gradients"
-    if lanes.step_specific:
-        raise ValueError(
-            f"{cut}, and {type(lanes).__name__} has parameters of its own for every recurrence, which would never "
-            "train there. Use FullBPTT with these lanes, or SingleLane with truncation."
-        )
+    for component, instead in ((lanes, "SingleLane"), (injection, "LinearInjection")):
+        if component.step_specific:
+            raise ValueError(
+                f"{cut}, and {type(component).__name__} has parameters of its own for every recurrence, which would "
+                f"never train there. Use FullBPTT with it, or {instead} with truncation."
+            )
     if not injection.reinjects_input:
         raise ValueError(
             f"{cut}, and {type(injection).__name__} passes the prelude's output to the first recurrence only, so "

@@ -155,7 +155,7 @@ def shipped(config: str) -> dict[str, Any]:
     """Arguments of the architecture that a shipped config describes."""
     model = yaml.safe_load((SHIPPED / config).read_text())["model"]
     arguments = dict(model)
-    for seam in ("injection", "lanes", "bptt"):
+    for seam in ("injection", "lanes", "residual", "bptt"):
         spec = model[seam] if isinstance(model[seam], dict) else {"class_path": model[seam]}
         arguments[seam] = as_factory(spec)
     arguments["bptt"] = arguments["bptt"]()

@@ -14,18 +14,29 @@ from tests.reference import accounting as closed
 from tests.reference import recipe
 
 CONFIGS = sorted(p.name for p in SHIPPED.glob("*.yaml"))
-#: layout, recurrences, injection, lanes, BPTT
+#: layout, recurrences, injection, lanes, residual, BPTT
 ARCHITECTURES = {
-    "r1.yaml": ((0, 20, 0), 1, "PassthroughInjection", "SingleLane", "FullBPTT"),
-    "r2.yaml": ((2, 8, 2), 2, "LinearInjection", "SingleLane", "FullBPTT"),
-    "r4.yaml": ((2, 4, 2), 4, "LinearInjection", "SingleLane", "FullBPTT"),
-    "r8.yaml": ((2, 2, 2), 8, "LinearInjection", "SingleLane", "FullBPTT"),
-    "r4_hc.yaml": ((2, 4, 2), 4, "PassthroughInjection", "HyperConnectionLanes", "FullBPTT"),
-    "r8_hc.yaml": ((2, 2, 2), 8, "PassthroughInjection", "HyperConnectionLanes", "FullBPTT"),
-    "r4_additive.yaml": ((2, 4, 2), 4, "AdditiveInjection", "SingleLane", "FullBPTT"),
-    "r4_passthrough.yaml": ((2, 4, 2), 4, "PassthroughInjection", "SingleLane", "FullBPTT"),
-    "r4_truncated.yaml": ((2, 4, 2), 4, "LinearInjection", "SingleLane", "TruncatedBPTT"),
-    "r8_truncated.yaml": ((2, 2, 2), 8, "LinearInjection", "SingleLane", "TruncatedBPTT"),
+    "r1.yaml": ((0, 20, 0), 1, "PassthroughInjection", "SingleLane", "PlainResidual", "FullBPTT"),
+    "r2.yaml": ((2, 8, 2), 2, "LinearInjection", "SingleLane", "PlainResidual", "FullBPTT"),
+    "r4.yaml": ((2, 4, 2), 4, "LinearInjection", "SingleLane", "PlainResidual", "FullBPTT"),
+    "r8.yaml": ((2, 2, 2), 8, "LinearInjection", "SingleLane", "PlainResidual", "FullBPTT"),
+    "r4_hc.yaml": ((2, 4, 2), 4, "PassthroughInjection", "HyperConnectionLanes", "PlainResidual", "FullBPTT"),
+    "r8_hc.yaml": ((2, 2, 2), 8, "PassthroughInjection", "HyperConnectionLanes", "PlainResidual", "FullBPTT"),
+    "r4_additive.yaml": ((2, 4, 2), 4, "AdditiveInjection", "SingleLane", "PlainResidual", "FullBPTT"),
+    "r4_passthrough.yaml": ((2, 4, 2), 4, "PassthroughInjection", "SingleLane", "PlainResidual", "FullBPTT"),
+    "r4_truncated.yaml": ((2, 4, 2), 4, "LinearInjection", "SingleLane", "PlainResidual", "TruncatedBPTT"),
+    "r8_truncated.yaml": ((2, 2, 2), 8, "LinearInjection", "SingleLane", "PlainResidual", "TruncatedBPTT"),
+    "r4_diagonal.yaml": ((2, 4, 2), 4, "DiagonalInjection", "SingleLane", "PlainResidual", "FullBPTT"),
+    "r4_loop_index.yaml": ((2, 4, 2), 4, "LoopIndexInjection", "SingleLane", "PlainResidual", "FullBPTT"),
+    "r4_scaled.yaml": ((2, 4, 2), 4, "LinearInjection", "SingleLane", "ScaledResidual", "FullBPTT"),
+    "r4_mhc.yaml": (
+        (2, 4, 2),
+        4,
+        "PassthroughInjection",
+        "DoublyStochasticLanes",
+        "PlainResidual",
+        "FullBPTT",
+    ),
 }
 SCALES = ["base.yaml", "paper.yaml"]
 
@@ -57,10 +68,10 @@ def test_an_architecture_config_says_what_its_name_says_and_nothing_about_scale(
 ) -> None:
     assert set(yaml.safe_load((SHIPPED / config).read_text())) == {"model"}
     base, model = base_config(run_cli)["model"], parsed(run_cli, "--config", config)["model"]
-    layout, r, injection, lanes, bptt = ARCHITECTURES[config]
+    layout, r, injection, lanes, residual, bptt = ARCHITECTURES[config]
     assert (model["prelude_layers"], model["recurrent_layers"], model["coda_layers"]) == layout
     assert model["num_recurrences"] == r
-    for key, name in (("injection", injection), ("lanes", lanes), ("bptt", bptt)):
+    for key, name in (("injection", injection), ("lanes", lanes), ("residual", residual), ("bptt", bptt)):
         spec = model[key]
         assert (spec["class_path"] if isinstance(spec, dict) else spec) == f"looped_lm.{name}"
     architecture = {
@@ -70,6 +81,7 @@ def test_an_architecture_config_says_what_its_name_says_and_nothing_about_scale(
         "num_recurrences",
         "injection",
         "lanes",
+        "residual",
         "bptt",
     }
     assert {k: v for k, v in model.items() if k not in architecture} == {
@@ -122,6 +134,10 @@ SWAPS = {
         "lanes",
         {"class_path": "looped_lm.HyperConnectionLanes", "init_args": {"num_lanes": 3}},
     ),
+    "--model.residual=ScaledResidual --model.residual.gain=0.5": (
+        "residual",
+        {"class_path": "looped_lm.ScaledResidual", "init_args": {"gain": 0.5}},
+    ),
     "--model.bptt=looped_lm.TruncatedBPTT --model.bptt.window=2": (
         "bptt",
         {"class_path": "looped_lm.TruncatedBPTT", "init_args": {"window": 2}},
@@ -158,7 +174,7 @@ def test_swapping_a_seam_gives_the_expected_config(run_cli: Any, options: str) -
     assert spec["class_path"] == expected["class_path"]
     given = expected.get("init_args", {})
     assert {k: v for k, v in spec.get("init_args", {}).items() if k in given} == given
-    if key in ("injection", "lanes", "bptt", "horizon", "schedule"):
+    if key in ("injection", "lanes", "residual", "bptt", "horizon", "schedule"):
         assert set(spec.get("init_args", {})) == set(given)
 
 
