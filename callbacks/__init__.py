@@ -10,6 +10,7 @@ _EXPORTS = {
     "RunRecordWriter": "run_record",
     "LearningRates": "learning_rates",
     "GradientNorm": "gradient_norm",
+    "UpdateNorms": "update_norms",
     "LoopStats": "loop_stats",
     "FinalValidation": "final_validation",
     "DivergenceGuard": "guard",

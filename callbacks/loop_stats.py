@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -13,30 +14,89 @@ from looped_lm import LoopedLM
 
 
 class LoopStats(L.Callback):
-    """Logs `loop/state_norm_<i>`: root mean square of the state after recurrence i, at logging steps.
+    """Logs how the state develops over the recurrences, and how the lanes mix it, at logging steps only.
 
-    With lanes the state holds all lanes. It is taken from the last micro-batch of the step on rank zero.
+    With s the state after recurrence i (all lanes of it) and s' the one after recurrence i-1:
+
+    - `loop/state_norm_<i>`: root mean square of s;
+    - `loop/change_<i>`, i >= 1: ‖s - s'‖ / ‖s'‖;
+    - `loop/cosine_<i>`, i >= 1: cosine of the angle between s and s', taken as one long vector each;
+    - `loop/mixing_<i>`: largest singular value of the lanes' mixing matrix M_i, where lanes have such matrices
+      (`Lanes.mixing_matrices`): products of values above 1 let the lanes grow without bound.
+
+    Values come from the first rows of the last micro-batch of the step, on rank zero: a sample of that size is copied
+    per recurrence, never a whole state. They go to the loggers directly, in one transfer from the device: the number
+    of recurrences may differ from step to step, and Lightning repeats a metric that is not logged anew.
+
+    Args:
+        rows: rows of the micro-batch that are looked at; each has T·d numbers per lane.
+
+    Raises:
+        ValueError: fewer than one row.
     """
 
-    def __init__(self) -> None:
-        self._norms: dict[int, Tensor] = {}
+    def __init__(self, rows: int = 1) -> None:
+        if rows < 1:
+            raise ValueError(f"rows is {rows}; LoopStats must look at least at 1 row of the micro-batch.")
+        self.rows = rows
+        self._values: dict[str, Tensor] = {}
+        self._previous: Tensor | None = None
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: LoopedLM, batch: Any, batch_idx: int
     ) -> None:
-        wanted = pl_module.ends_step(batch_idx) and pl_module.logs_step(trainer.global_step + 1)
-        pl_module.model.observer = self._observe if wanted else None
+        wanted = trainer.loggers and trainer.is_global_zero and pl_module.ends_step(batch_idx)
+        if wanted and pl_module.logs_step(trainer.global_step + 1):
+            self._values, self._previous = {}, None
+            pl_module.model.observer = self._observe
 
+    def on_before_backward(self, trainer: L.Trainer, pl_module: LoopedLM, loss: Tensor) -> None:
+        # Before it: recurrences that are computed again in the backward pass must not be counted twice.
+        pl_module.model.observer = None
+        self._previous = None
+
+    @torch.no_grad()
     def _observe(self, i: int, state: Any) -> None:
-        # Lanes may carry their state in any form that holds tensors.
-        leaves = [t.detach() for t in tree_leaves(state) if isinstance(t, Tensor)]
-        squares = [t.square().sum(dtype=torch.promote_types(t.dtype, torch.float32)) for t in leaves]
-        self._norms[i] = (torch.stack(squares).sum() / sum(t.numel() for t in leaves)).sqrt()
+        sample = self._sample(state)
+        if sample is None:
+            return
+        size = torch.linalg.vector_norm(sample)
+        self._values[f"loop/state_norm_{i}"] = size / sample.numel() ** 0.5
+        previous, self._previous = self._previous, sample
+        # A state may grow with the recurrences; then there is nothing to compare.
+        if previous is not None and previous.shape == sample.shape:
+            before = torch.linalg.vector_norm(previous)
+            self._values[f"loop/cosine_{i}"] = (sample * previous).sum() / (size * before)
+            self._values[f"loop/change_{i}"] = torch.linalg.vector_norm(sample - previous) / before
+
+    def _sample(self, state: Any) -> Tensor | None:
+        """The first rows of every tensor (..,B,T,d) of a state of any form, as one vector of at least fp32."""
+        leaves = [t for t in tree_leaves(state) if isinstance(t, Tensor) and t.is_floating_point()]
+        rows = [t.narrow(-3, 0, min(self.rows, t.shape[-3])) if t.dim() >= 3 else t for t in leaves]
+        wide = [t.reshape(-1).to(torch.promote_types(t.dtype, torch.float32)) for t in rows]
+        # Concatenation copies, so the state itself is not kept.
+        return torch.cat(wide) if wide else None
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: LoopedLM, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._norms:
-            pl_module.log_dict({f"loop/state_norm_{i}": norm for i, norm in self._norms.items()})
-        self._norms = {}
-        pl_module.model.observer = None
+        if not self._values:
+            return
+        names, values = list(self._values), list(self._values.values())
+        self._values = {}
+        mixing = pl_module.model.lanes.mixing_matrices()
+        parts = [torch.stack(values)] if mixing is None else [torch.stack(values), mixing.detach().flatten()]
+        numbers = torch.cat(parts).tolist()
+        metrics = dict(zip(names, numbers, strict=False))
+        if mixing is not None:
+            matrices = np.array(numbers[len(names) :]).reshape(mixing.shape)
+            metrics |= {f"loop/mixing_{i}": largest_singular_value(m) for i, m in enumerate(matrices)}
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics, step=trainer.global_step)
+
+
+def largest_singular_value(matrix: np.ndarray) -> float:
+    """Largest singular value of a matrix (K,K) on the host; NaN if an entry is not finite."""
+    if not np.isfinite(matrix).all():
+        return float("nan")
+    return float(np.linalg.norm(matrix, ord=2))

@@ -42,6 +42,10 @@ class Lanes(Component, nn.Module, ABC):
     def reduce(self, state: Tensor) -> Tensor:
         """What the coda reads (B,T,d) after the last recurrence."""
 
+    def mixing_matrices(self) -> Tensor | None:
+        """Matrices M_i (r,K,K) that mix the lanes in each recurrence; None where lanes are not mixed. For telemetry."""
+        return None
+
     def flops_per_token(self) -> int:
         """Forward FLOPs per token of one recurrence."""
         return 0
@@ -123,6 +127,9 @@ class HyperConnectionLanes(Lanes):
 
     def reduce(self, state: Tensor) -> Tensor:
         return state.sum(dim=0)
+
+    def mixing_matrices(self) -> Tensor:
+        return self.mixing
 
     def flops_per_token(self) -> int:
         return 2 * (self.num_lanes**2 + 2 * self.num_lanes) * self.d_model

@@ -65,6 +65,8 @@ def test_the_event_file_holds_the_curves_and_the_hparams(run: tuple[Path, str]) 
     expected = {"train/loss", "val/loss", "val/perplexity", "cost/tokens", "cost/flops", "grad/norm"}
     expected |= {f"lr/{role}" for role in ("matrix", "embedding", "head", "norm", "lanes")}
     expected |= {f"loop/state_norm_{i}" for i in range(8)} | {"final/val_loss"}
+    expected |= {f"loop/{kind}_{i}" for kind in ("change", "cosine", "mixing") for i in range(1, 8)}
+    expected |= {f"{kind}_lanes" for kind in ("grad/norm", "update/norm", "update/relative")}
     assert expected <= tags
     record = json.loads(only(folder, "*.run.json").read_text())
     assert events.Scalars("final/val_loss")[-1].value == pytest.approx(record["val_loss"])
