@@ -28,7 +28,7 @@ class FlopsMonitor(L.Callback):
         self.peak_flops = peak_flops
         self.tokens = 0
         self.flops = 0.0
-        self._mark = (0.0, 0)
+        self._mark = (0.0, 0, 0.0)
         self._started = 0.0
         self._seconds_before = 0.0
 
@@ -59,29 +59,30 @@ class FlopsMonitor(L.Callback):
         self._restart_clock()
 
     def _restart_clock(self) -> None:
-        self._mark = (time.perf_counter(), self.tokens)
+        self._mark = (time.perf_counter(), self.tokens, self.flops)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: LoopedLM, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         tokens = batch[1].numel() * trainer.world_size
         self.tokens += tokens
-        self.flops += tokens * pl_module.flops_per_token
-        if not pl_module.ends_step(batch_idx):
+        ends = pl_module.ends_step(batch_idx)
+        # The count of steps has gone up already after the micro-batch that ends one.
+        self.flops += tokens / pl_module.batch_tokens * pl_module.step_flops(trainer.global_step - ends)
+        if not ends:
             return
         budget = pl_module.plan.flops_budget
-        half_step = 0.5 * pl_module.batch_tokens * pl_module.flops_per_token
         # Strictly: exactly half a step short is where the plan may have rounded up.
-        if budget is not None and self.flops > budget - half_step:
+        if budget is not None and self.flops > budget - 0.5 * pl_module.step_flops(trainer.global_step):
             trainer.should_stop = True
         if pl_module.logs_step(trainer.global_step):
             self._log(trainer, pl_module)
 
     def _log(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
-        then, tokens_then = self._mark
+        then, tokens_then, flops_then = self._mark
         seconds = time.perf_counter() - then
         tokens_per_second = (self.tokens - tokens_then) / seconds
-        flops_per_second = tokens_per_second * pl_module.flops_per_token
+        flops_per_second = (self.flops - flops_then) / seconds
         values = {
             "cost/tokens": float(self.tokens),
             "cost/flops": self.flops,

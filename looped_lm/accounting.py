@@ -6,6 +6,7 @@ for components of a user's own. Source: arXiv 2604.21106, section 3 and its FLOP
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 import torch
@@ -111,8 +112,10 @@ def count_roles(model: LoopedTransformer) -> dict[str, int]:
     return totals
 
 
-def flops_per_token(model: LoopedTransformer, seq_len: int, convention: str = "paper") -> float:
-    """Training FLOPs per token at context length `seq_len`.
+def flops_per_token(
+    model: LoopedTransformer, seq_len: int, convention: str = "paper", num_recurrences: int | None = None
+) -> float:
+    """Training FLOPs per token at context length `seq_len`, for the model's or another count of recurrences.
 
     A product with a weight matrix costs 2 FLOPs per parameter forward and 4 backward. Recurrences without gradients
     cost their forward alone. The convention `paper` counts the full attention matrix, `causal` half of it.
@@ -133,10 +136,18 @@ def flops_per_token(model: LoopedTransformer, seq_len: int, convention: str = "p
         return 2 * weights + share * attention + sum(m.flops_per_token() for m in residuals)
 
     recurrence = forward(model.block) + model.injection.flops_per_token() + model.lanes.flops_per_token()
-    r = model.num_recurrences
+    r = model.num_recurrences if num_recurrences is None else num_recurrences
     passes = sum(TRAINED if model.bptt.keeps_grad(i, r) else FORWARD_ONLY for i in range(r))
     once = forward(model.prelude) + forward(model.coda) + 2 * count(model.head)
     return TRAINED * once + passes * recurrence
+
+
+def mean_flops_per_token(
+    model: LoopedTransformer, seq_len: int, drawn: Mapping[int, int], convention: str = "paper"
+) -> float:
+    """Mean of `flops_per_token` over training steps; `drawn` says how many steps run each count of recurrences."""
+    total = sum(steps * flops_per_token(model, seq_len, convention, r) for r, steps in drawn.items())
+    return total / sum(drawn.values())
 
 
 def reference_tokens(num_recurrences: int) -> float:

@@ -39,6 +39,30 @@ class Component:
         return self
 
 
+class PerRecurrence:
+    """Mixed into what runs inside the loop: what it does where evaluation runs more recurrences than training did.
+
+    Parameters that all recurrences share allow any count. Those of single recurrences end with the trained count, and
+    what comes after needs a rule, which only their author can give.
+    """
+
+    #: Whether parameters belong to one recurrence each; such parameters get no gradient where recurrences are left out.
+    step_specific: bool = False
+
+    def beyond_trained(self, i: int, trained: int) -> int:
+        """Which trained recurrence (0..trained-1) lends its parameters to recurrence `i` >= `trained`.
+
+        Asked of step-specific components only. A subclass that has a rule overrides this and uses it in the loop.
+
+        Raises:
+            ValueError: there is no rule.
+        """
+        raise ValueError(
+            f"{type(self).__name__} has parameters of its own for each of {trained} recurrences and no rule for "
+            f"recurrence {i + 1}: evaluate at most {trained}, or give the class a method `beyond_trained`."
+        )
+
+
 def class_path(obj: type | Callable[..., Any]) -> str:
     """Import path of a class or function, short where the package re-exports it.
 

@@ -11,10 +11,10 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from looped_lm.component import Component
+from looped_lm.component import Component, PerRecurrence
 
 
-class Injection(Component, nn.Module, ABC):
+class Injection(PerRecurrence, Component, nn.Module, ABC):
     """Joins the prelude's output with the state at the start of each recurrence.
 
     A subclass takes `d_model` first; further constructor arguments are its own and are set through `init_args`.
@@ -22,8 +22,6 @@ class Injection(Component, nn.Module, ABC):
 
     #: Whether `forward` reads `e`. Without it the prelude learns through the initial state alone.
     reinjects_input: bool = True
-    #: Whether parameters belong to one recurrence each; such parameters get no gradient where recurrences are cut.
-    step_specific: bool = False
 
     def __init__(self, d_model: int) -> None:
         super().__init__()

@@ -12,14 +12,11 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
-from looped_lm.component import Component
+from looped_lm.component import Component, PerRecurrence
 
 
-class Lanes(Component, nn.Module, ABC):
+class Lanes(PerRecurrence, Component, nn.Module, ABC):
     """The state between recurrences. A subclass takes `d_model` and `num_recurrences` first."""
-
-    #: Whether parameters belong to one recurrence each; such parameters get no gradient where recurrences are cut.
-    step_specific: bool = False
 
     def __init__(self, d_model: int, num_recurrences: int) -> None:
         super().__init__()
@@ -77,6 +74,9 @@ class HyperConnectionLanes(Lanes):
     u = sum_k alpha_i[k] l_k; l <- M_i l + beta_i ⊗ y; the coda reads sum_k l_k. Init: alpha_i = one-hot(i mod K),
     M_i = I, beta_i = 1. Parameters: r (K² + 2K). The state is (K,B,T,d): lanes lead, so mixing is one matrix product.
 
+    Beyond the trained r the scalars of the last K recurrences are used again in turn: they are the nearest in depth,
+    and in K turns each lane has its reader, as in the initial one-hot(i mod K).
+
     Raises:
         ValueError: fewer than two lanes.
     """
@@ -95,20 +95,27 @@ class HyperConnectionLanes(Lanes):
         self.mixing = nn.Parameter(torch.eye(k).repeat(r, 1, 1))  # (r, K, K)
         self.beta = nn.Parameter(torch.ones(r, k))  # (r, K)
 
+    def beyond_trained(self, i: int, trained: int) -> int:
+        turn = min(self.num_lanes, trained)
+        return trained - turn + (i - trained) % turn
+
+    def _step(self, i: int) -> int:
+        return i if i < self.num_recurrences else self.beyond_trained(i, self.num_recurrences)
+
     def expand(self, s: Tensor) -> Tensor:
         return s.expand(self.num_lanes, *s.shape)
 
     def read_weights(self, i: int) -> Tensor:
         """alpha_i (K,) of recurrence `i`."""
-        return self.alpha[i]
+        return self.alpha[self._step(i)]
 
     def mixing_matrix(self, i: int) -> Tensor:
         """M_i (K,K) of recurrence `i`."""
-        return self.mixing[i]
+        return self.mixing[self._step(i)]
 
     def write_weights(self, i: int) -> Tensor:
         """beta_i (K,) of recurrence `i`."""
-        return self.beta[i]
+        return self.beta[self._step(i)]
 
     def read(self, state: Tensor, i: int) -> Tensor:
         return torch.tensordot(self.read_weights(i), state, dims=1)

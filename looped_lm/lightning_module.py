@@ -15,18 +15,25 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from looped_lm import accounting
 from looped_lm.checkpoints import compare_tensors, differences
-from looped_lm.component import Spec, as_factory, as_instance, callable_spec, component_spec
+from looped_lm.component import Spec, as_factory, as_instance, build, callable_spec, component_spec
 from looped_lm.metrics import TokenLoss
 from looped_lm.optim import MuonH
+from looped_lm.recurrences import FixedRecurrences, RecurrenceSampler, checked_count, drawn
+from looped_lm.residual import PlainResidual
 from looped_lm.schedules import Horizon, HyperP, LinearSchedule, Plan, RunSize
 from looped_lm.trainer_settings import Derived, derive, say
-from looped_lm.transformer import LoopedTransformer
+from looped_lm.transformer import LoopedTransformer, refuse_untrainable
 
 Batch = tuple[Tensor, Tensor]
 
 
 #: Hyperparameters that say how to train, not what: a resumed run may change them.
-RECIPE = ("horizon", "transfer", "schedule", "optimizer", "batch_tokens", "val_every_steps")
+RECIPE = ("horizon", "transfer", "schedule", "optimizer", "recurrences", "batch_tokens", "val_every_steps")
+#: What checkpoints that are older than a hyperparameter were trained with.
+BEFORE = {
+    "recurrences": callable_spec(FixedRecurrences, "recurrences"),
+    "residual": callable_spec(PlainResidual, "residual"),
+}
 
 
 class LoopedLM(L.LightningModule):
@@ -43,7 +50,11 @@ class LoopedLM(L.LightningModule):
         transfer: learning rates per role.
         schedule: learning-rate multiplier over the steps.
         optimizer: factory of the optimizer from parameter groups that carry `role` and `lr`.
+        recurrences: factory `num_recurrences -> RecurrenceSampler` of the counts that training steps run, or class_path
+            and init_args.
         val_every_steps: optimizer steps between validations; None validates at the end only.
+        eval_recurrences: recurrences of validate, test and predict; None: the model's `num_recurrences`, which a fit
+            always validates with.
         architecture: arguments of LoopedTransformer.
 
     Raises:
@@ -59,7 +70,9 @@ class LoopedLM(L.LightningModule):
         transfer: HyperP | None = None,
         schedule: LinearSchedule | None = None,
         optimizer: Callable[[Iterable], Optimizer] = MuonH,
+        recurrences: Callable[[int], RecurrenceSampler] = FixedRecurrences,
         val_every_steps: int | None = None,
+        eval_recurrences: int | None = None,
         **architecture: Any,
     ) -> None:
         super().__init__()
@@ -76,16 +89,27 @@ class LoopedLM(L.LightningModule):
         self.schedule: LinearSchedule = LinearSchedule() if schedule is None else as_instance(schedule)
         self.optimizer_factory = as_factory(optimizer)
         self.sections = accounting.count_parameters(self.model)
-        self.flops_per_token = accounting.flops_per_token(self.model, seq_len)
+        r = self.model.num_recurrences
+        self.recurrences: RecurrenceSampler = build(recurrences, "recurrences", r)
+        self._flops_at: dict[int, float] = {}
         self.plan: Plan = self.horizon.plan(
             RunSize(
-                self.flops_per_token,
+                accounting.flops_per_token(self.model, seq_len),
                 batch_tokens,
                 self.sections.n_once,
                 self.sections.n_rec,
-                self.model.num_recurrences,
+                r,
+                self.step_flops if self.recurrences.varies else None,
             )
         )
+        #: How many of the planned steps run each count of recurrences.
+        self.drawn = drawn(self.recurrences, self.plan.steps)
+        refuse_untrainable(self.model.injection, self.model.lanes, self.model.bptt, r, self.drawn)
+        #: Training FLOPs per token F in the convention `paper`, the mean over the planned steps.
+        self.flops_per_token = accounting.mean_flops_per_token(self.model, seq_len, self.drawn)
+        #: Recurrences that evaluation runs.
+        self.eval_recurrences = r if eval_recurrences is None else eval_recurrences
+        self.model.check_recurrences(self.eval_recurrences)
         #: Where the run comes from (name, seed, resolved configuration); set by the command line for the run record.
         self.provenance: dict[str, Any] = {}
         #: Loss (nats/token) and tokens of the last evaluation, unrounded by the precision of the run.
@@ -115,6 +139,7 @@ class LoopedLM(L.LightningModule):
             "lanes": component_spec(self.model.lanes, sizes=2),
             "residual": component_spec(self.model.residual, sizes=2),
             "bptt": component_spec(self.model.bptt),
+            "recurrences": component_spec(self.recurrences, sizes=1),
             "optimizer": callable_spec(self.optimizer_factory, "optimizer"),
             "horizon": component_spec(self.horizon),
             "transfer": component_spec(self.transfer),
@@ -122,16 +147,34 @@ class LoopedLM(L.LightningModule):
         }
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits (B,T,V) of int64 tokens (B,T)."""
-        return self.model(tokens)
+        """Logits (B,T,V) of int64 tokens (B,T), with `eval_recurrences`."""
+        return self.model(tokens, num_recurrences=self.eval_recurrences)
 
-    def loss(self, batch: Batch) -> Tensor:
-        """Mean cross entropy in nats per token."""
+    def loss(self, batch: Batch, num_recurrences: int | None = None) -> Tensor:
+        """Mean cross entropy in nats per token; None: the model's own count of recurrences."""
         inputs, targets = batch
-        return self.model(inputs, targets)
+        return self.model(inputs, targets, num_recurrences)
+
+    def step_recurrences(self, step: int) -> int:
+        """Recurrences of optimizer step t = 0, 1, ..."""
+        return checked_count(self.recurrences, step)
+
+    def step_flops(self, step: int) -> float:
+        """Training FLOPs of optimizer step t = 0, 1, ..., convention `paper`."""
+        r = self.step_recurrences(step)
+        if r not in self._flops_at:
+            flops = accounting.flops_per_token(self.model, self.seq_len, num_recurrences=r)
+            self._flops_at[r] = flops * self.batch_tokens
+        return self._flops_at[r]
 
     def setup(self, stage: str) -> None:
         if stage == "fit":
+            if self.eval_recurrences != self.model.num_recurrences:
+                raise ValueError(
+                    f"eval_recurrences is {self.eval_recurrences}, but a run's loss is that of its own "
+                    f"{self.model.num_recurrences} recurrences: leave it unset in fit, and set it in validate, test or "
+                    "predict."
+                )
             self._stop_requested = False
             self._derived = derive(
                 self.trainer,
@@ -145,7 +188,7 @@ class LoopedLM(L.LightningModule):
     # ---- Training -----------------------------------------------------------------------------------------------
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        loss = self.loss(batch)
+        loss = self.loss(batch, self.step_recurrences(self.trainer.global_step))
         nats = loss.detach().double() * batch[1].numel()
         self._step_nats = nats if self._step_nats is None else self._step_nats + nats
         self._step_tokens += batch[1].numel()
@@ -195,7 +238,7 @@ class LoopedLM(L.LightningModule):
     # ---- Evaluation ---------------------------------------------------------------------------------------------
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self.val_loss.update(self.loss(batch), batch[1].numel())
+        self.val_loss.update(self.loss(batch, self.eval_recurrences), batch[1].numel())
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         self.validation_step(batch, batch_idx)
@@ -220,6 +263,8 @@ class LoopedLM(L.LightningModule):
         self.log(f"{prefix}/tokens", tokens)
         if self.trainer.state.fn == "fit":
             self.log("step", float(self.trainer.global_step))
+        else:
+            self.log(f"{prefix}/recurrences", float(self.eval_recurrences))
 
     # ---- Optimizer ----------------------------------------------------------------------------------------------
 
@@ -262,7 +307,7 @@ class LoopedLM(L.LightningModule):
             # load_from_checkpoint built this from the checkpoint's own hyperparameters.
             compare_tensors(checkpoint["state_dict"], self.state_dict())
             return
-        changed = differences(dict(checkpoint["hyper_parameters"]), dict(self.hparams))
+        changed = differences({**BEFORE, **checkpoint["hyper_parameters"]}, dict(self.hparams))
         recipe = [d for d in changed if d.key.split(".")[0] in RECIPE]
         if len(recipe) < len(changed):
             raise ValueError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from looped_lm.component import Component
@@ -18,11 +19,12 @@ class RunSize:
     """What a horizon may depend on.
 
     Attributes:
-        flops_per_token: training FLOPs per token F, convention `paper`.
+        flops_per_token: training FLOPs per token F with r recurrences, convention `paper`.
         batch_tokens: tokens of one optimizer step.
         n_once: parameters used once per token.
         n_rec: parameters used in every recurrence.
         num_recurrences: recurrences r.
+        step_flops: training FLOPs of optimizer step t, where steps differ in their recurrences; None: all are alike.
     """
 
     flops_per_token: float
@@ -30,6 +32,7 @@ class RunSize:
     n_once: int
     n_rec: int
     num_recurrences: int
+    step_flops: Callable[[int], float] | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,9 @@ def _positive(name: str, value: float) -> float:
 class FlopsBudget(Horizon):
     """Train for a FLOPs budget C: D = C/F and S = round(D / batch_tokens).
 
+    Where steps differ in their recurrences, S is the number of steps whose sum comes nearest to C, exactly so since the
+    counts are known beforehand, and F is the mean over these steps.
+
     Args:
         flops: training FLOPs in the convention `paper`.
     """
@@ -80,9 +86,15 @@ class FlopsBudget(Horizon):
 
     def plan(self, size: RunSize) -> Plan:
         tokens = self.flops / size.flops_per_token
-        steps = _at_least_one(
-            round(tokens / size.batch_tokens), tokens, size, f"A budget of {self.flops:g} FLOPs"
-        )
+        steps = round(tokens / size.batch_tokens)
+        if size.step_flops is not None:
+            spent, steps = 0.0, 0
+            # A step is taken if the budget is nearer after it than before it.
+            while spent + (cost := size.step_flops(steps)) / 2 <= self.flops:
+                spent, steps = spent + cost, steps + 1
+            if steps:
+                tokens = self.flops * steps * size.batch_tokens / spent
+        _at_least_one(steps, tokens, size, f"A budget of {self.flops:g} FLOPs")
         return Plan(steps, tokens, self.flops)
 
 

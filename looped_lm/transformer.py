@@ -5,7 +5,7 @@ B batch rows, T sequence length, d = d_model, V vocabulary, r recurrences. Sourc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -105,12 +105,14 @@ class LoopedTransformer(nn.Module):
         #: Called as `observer(i, state)` after each recurrence; for telemetry, never for computing.
         self.observer: Callable[[int, Any], None] | None = None
 
-    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tensor, targets: Tensor | None = None, num_recurrences: int | None = None
+    ) -> Tensor:
         """Soft-capped fp32 logits (B,T,V) of int64 tokens (B,T); with targets (B,T) the mean loss in nats per token.
 
-        The loss never holds the logits of all tokens at once.
+        The loss never holds the logits of all tokens at once. `num_recurrences` is as in `hidden`.
         """
-        hidden = self.hidden(tokens)
+        hidden = self.hidden(tokens, num_recurrences)
         if targets is None:
             return self.logits(hidden)
         return softcapped_cross_entropy(
@@ -124,21 +126,31 @@ class LoopedTransformer(nn.Module):
         assert isinstance(layer, Block)
         return layer.residual_attn
 
-    def hidden(self, tokens: Tensor) -> Tensor:
-        """Normalised output (B,T,d) of the coda, which the head reads."""
+    def hidden(self, tokens: Tensor, num_recurrences: int | None = None) -> Tensor:
+        """Normalised output (B,T,d) of the coda, which the head reads.
+
+        Args:
+            tokens: int64 (B,T).
+            num_recurrences: times to run the block here; None: the model's own count.
+
+        Raises:
+            ValueError: a count that the components do not allow.
+        """
+        r = self.num_recurrences if num_recurrences is None else num_recurrences
+        self.check_recurrences(r)
         cos, sin = self.rotary(tokens.shape[1])
         x = self.norm_emb(self.embedding(tokens))
         for layer in self.prelude:
             x = layer(x, cos, sin)
-        x = self._loop(x, cos, sin)
+        x = self._loop(x, cos, sin, r)
         for layer in self.coda:
             x = layer(x, cos, sin)
         return self.norm_final(x)
 
-    def _loop(self, e: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _loop(self, e: Tensor, cos: Tensor, sin: Tensor, num_recurrences: int) -> Tensor:
         state = self.lanes.expand(self.injection.initial_state(e))
-        for i in range(self.num_recurrences):
-            keeps = self.bptt.keeps_grad(i, self.num_recurrences)
+        for i in range(num_recurrences):
+            keeps = self.bptt.keeps_grad(i, num_recurrences)
             with torch.set_grad_enabled(keeps and torch.is_grad_enabled()):
                 u = self.injection(e, self.lanes.read(state, i), i)
                 for layer in self.block:
@@ -147,6 +159,19 @@ class LoopedTransformer(nn.Module):
             if self.observer is not None:
                 self.observer(i, state)
         return self.lanes.reduce(state)
+
+    def check_recurrences(self, num_recurrences: int) -> None:
+        """Refuse a count that the model cannot run; see `PerRecurrence.beyond_trained`.
+
+        Raises:
+            ValueError: less than one, or more than a step-specific component has a rule for.
+        """
+        if num_recurrences < 1:
+            raise ValueError(f"num_recurrences is {num_recurrences}; it must be at least 1.")
+        for component in (self.injection, self.lanes):
+            if component.step_specific:
+                for i in range(self.num_recurrences, num_recurrences):
+                    component.beyond_trained(i, self.num_recurrences)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Soft-capped fp32 logits (B,T,V) from the output of `hidden`."""
@@ -171,13 +196,47 @@ def _check_sizes(values: Mapping[str, Any]) -> None:
         raise ValueError(f"logit_softcap is {values['logit_softcap']}; it must be positive.")
 
 
-def refuse_untrainable(injection: Injection, lanes: Lanes, bptt: BPTTStrategy, num_recurrences: int) -> None:
-    """Refuse combinations in which some parameter could never get a gradient.
+def refuse_untrainable(
+    injection: Injection,
+    lanes: Lanes,
+    bptt: BPTTStrategy,
+    num_recurrences: int,
+    drawn: Iterable[int] = (),
+) -> None:
+    """Refuse combinations in which some parameter would get no gradient, be it in single steps.
+
+    Args:
+        injection: the injection.
+        lanes: the lanes.
+        bptt: which recurrences keep gradients.
+        num_recurrences: the model's recurrences r.
+        drawn: counts of recurrences that training steps run, where they are not all r.
 
     Raises:
         ValueError: naming the components, the reason and the way out.
     """
-    r = num_recurrences
+    counts = sorted(set(drawn)) or [num_recurrences]
+    if counts != [num_recurrences]:
+        _refuse_specific(
+            injection,
+            lanes,
+            f"Training steps run {counts[0]} to {counts[-1]} recurrences",
+            "get no gradient in some steps. Use FixedRecurrences with it, or {} with counts that vary.",
+        )
+    for r in counts:
+        _refuse_cut(injection, lanes, bptt, r)
+
+
+def _refuse_specific(injection: Injection, lanes: Lanes, because: str, fate: str) -> None:
+    for component, instead in ((lanes, "SingleLane"), (injection, "LinearInjection")):
+        if component.step_specific:
+            raise ValueError(
+                f"{because}, and {type(component).__name__} has parameters of its own for every recurrence, which "
+                f"would {fate.format(instead)}"
+            )
+
+
+def _refuse_cut(injection: Injection, lanes: Lanes, bptt: BPTTStrategy, r: int) -> None:
     kept = [bptt.keeps_grad(i, r) for i in range(r)]
     if not kept[-1] or kept != sorted(kept):
         raise ValueError(
@@ -188,12 +247,9 @@ def refuse_untrainable(injection: Injection, lanes: Lanes, bptt: BPTTStrategy, n
     if all(kept):
         return
     cut = f"{type(bptt).__name__} runs {kept.count(False)} of {r} recurrences without gradients"
-    for component, instead in ((lanes, "SingleLane"), (injection, "LinearInjection")):
-        if component.step_specific:
-            raise ValueError(
-                f"{cut}, and {type(component).__name__} has parameters of its own for every recurrence, which would "
-                f"never train there. Use FullBPTT with it, or {instead} with truncation."
-            )
+    _refuse_specific(
+        injection, lanes, cut, "never train there. Use FullBPTT with it, or {} with truncation."
+    )
     if not injection.reinjects_input:
         raise ValueError(
             f"{cut}, and {type(injection).__name__} passes the prelude's output to the first recurrence only, so "

@@ -55,9 +55,8 @@ def test_counts_go_on_after_a_resume(tmp_path: Path) -> None:
 
 def test_the_budget_stops_the_run_where_the_horizon_says(tmp_path: Path) -> None:
     lm = tiny_lm(horizon=TokenBudget(128 * 50))
-    # Twice the FLOPs per token, as a sampled recurrence count could give: half the planned steps.
-    lm.plan = type(lm.plan)(50, lm.plan.tokens, flops_budget=50 * 128 * lm.flops_per_token)
-    lm.flops_per_token *= 2
+    # A plan that is wrong about what a step costs.
+    lm.plan = type(lm.plan)(50, lm.plan.tokens, flops_budget=25 * lm.step_flops(0))
     trainer = tiny_trainer(tmp_path, [FlopsMonitor()])
     trainer.fit(lm, datamodule=TinyData())
     assert trainer.global_step == 25
