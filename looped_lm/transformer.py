@@ -247,9 +247,7 @@ def _refuse_cut(injection: Injection, lanes: Lanes, bptt: BPTTStrategy, r: int) 
     if all(kept):
         return
     cut = f"{type(bptt).__name__} runs {kept.count(False)} of {r} recurrences without gradients"
-    _refuse_specific(
-        injection, lanes, cut, "never train there. Use FullBPTT with it, or {} with truncation."
-    )
+    _refuse_specific(injection, lanes, cut, "never train there. Use FullBPTT with it, or {} with truncation.")
     if not injection.reinjects_input:
         raise ValueError(
             f"{cut}, and {type(injection).__name__} passes the prelude's output to the first recurrence only, so "

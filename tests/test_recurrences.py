@@ -199,8 +199,14 @@ def test_more_steps_than_can_be_asked_one_by_one_are_refused(monkeypatch: pytest
 @pytest.mark.parametrize(
     "overrides, says",
     [
-        (dict(lanes=HyperConnectionLanes), "HyperConnectionLanes has parameters of its own.*gradient in some steps"),
-        (dict(injection=partial(OwnStep, steps=9)), "OwnStep has parameters of its own.*gradient in some steps"),
+        (
+            dict(lanes=HyperConnectionLanes),
+            "HyperConnectionLanes has parameters of its own.*gradient in some steps",
+        ),
+        (
+            dict(injection=partial(OwnStep, steps=9)),
+            "OwnStep has parameters of its own.*gradient in some steps",
+        ),
         (
             dict(injection=PassthroughInjection, bptt=TruncatedBPTT(2)),
             "prelude and embedding would get no gradient",
