@@ -1,7 +1,8 @@
-"""MuonH for matrices and AdamW for the rest, in one optimizer; under DDP every process computes the whole step.
+"""MuonH for matrices and AdamW for the rest, in one optimizer.
 
 MuonH: momentum, orthogonalisation by Polar Express (arXiv 2505.16932), and a step on the sphere of Frobenius radius
 ‖W_0‖ (arXiv 2603.28743). Groups carry `role`; the role `matrix` takes MuonH. Source: arXiv 2604.21106, section 4.
+Where several processes train one model, each orthogonalises a share of the matrices.
 """
 
 from __future__ import annotations
@@ -10,40 +11,22 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
-POLAR_EXPRESS = (
-    (8.156554524902461, -22.48329292557795, 15.878769915207462),
-    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
-    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
-    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
-    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
-)
+from looped_lm.orthogonalisation import orthogonalise
+from looped_lm.sharding import Exchange, Layout, Stack, share_out, stacks_of
+
 NORM_FLOOR = 1e-10
-
-
-def orthogonalisation_dtype(device: torch.device) -> torch.dtype:
-    """bf16 where matrix units run it; fp32 on CPUs, where bf16 products can be about 90 times slower."""
-    return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
-
-
-def orthogonalise(g: Tensor) -> Tensor:
-    """Polar factor of each matrix of a stack (n,rows,cols), by five Polar Express iterations on the smaller side."""
-    x = g.to(orthogonalisation_dtype(g.device))
-    tall = x.shape[-2] > x.shape[-1]
-    if tall:
-        x = x.mT
-    x = x / (1.02 * x.norm(dim=(-2, -1), keepdim=True) + 1e-6)
-    for a, b, c in POLAR_EXPRESS:
-        gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return (x.mT if tall else x).to(g.dtype)
 
 
 class MuonH(Optimizer):
     """MuonH on groups of role `matrix`, AdamW without decay on all others.
+
+    Gradients must be equal on all processes, as DDP makes them. Momentum, averages and initial norms are then equal,
+    too: any process's state is the whole state and loads at any number of processes.
 
     Args:
         params: parameter groups as dicts with `params` (named, for messages), `role` and `lr`.
@@ -51,6 +34,8 @@ class MuonH(Optimizer):
         momentum: decay of MuonH's momentum average.
         betas: AdamW's averages.
         eps: AdamW's epsilon.
+        shard: with several processes, each orthogonalises a balanced share of the matrices and receives the others'
+            results; otherwise each does all of it, which may be faster for small matrices on a slow network.
 
     Raises:
         ValueError: a group without a role, a `matrix` parameter that is not two-dimensional, or one whose initial norm
@@ -64,6 +49,7 @@ class MuonH(Optimizer):
         momentum: float = 0.95,
         betas: tuple[float, float] = (0.8, 0.95),
         eps: float = 1e-10,
+        shard: bool = True,
     ) -> None:
         if not 0.0 <= momentum < 1.0:
             raise ValueError(f"momentum is {momentum}; it must lie in [0, 1).")
@@ -71,12 +57,14 @@ class MuonH(Optimizer):
             raise ValueError(f"betas are {tuple(betas)}; they must lie in [0, 1).")
         if not (eps > 0.0 and lr >= 0.0):
             raise ValueError(f"eps is {eps} and lr is {lr}; eps must be positive and lr not negative.")
-        #: Radii of each stack on its device; a tensor made anew each step would wait for the device.
-        self._radii: dict[tuple[float, ...], Tensor] = {}
+        self.shard = shard
+        #: Stacks of the matrices and the number of processes they are shared out to; made in the first step.
+        self._stacks: tuple[int, list[Stack]] | None = None
         super().__init__(params, {"lr": lr, "momentum": momentum, "betas": tuple(betas), "eps": eps})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
+        self._stacks = None
         group = self.param_groups[-1]
         if "role" not in group:
             raise ValueError(
@@ -107,36 +95,56 @@ class MuonH(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._muonh()
         for group in self.param_groups:
-            if group["role"] == "matrix":
-                self._muonh(group)
-            else:
+            if group["role"] != "matrix":
                 self._adamw(group)
         return loss
 
-    def _muonh(self, group: dict[str, Any]) -> None:
-        stacks: dict[tuple[int, ...], list[tuple[Tensor, float]]] = {}
-        for p, norm in zip(group["params"], group["initial_norms"], strict=True):
-            if p.grad is not None:
-                stacks.setdefault(tuple(p.shape), []).append((p, norm))
-        for stack in stacks.values():
-            parameters, norms = [p for p, _ in stack], [norm for _, norm in stack]
-            grads = [p.grad for p in parameters if p.grad is not None]
-            buffers = [self._momentum_buffer(p) for p in parameters]
-            torch._foreach_lerp_(buffers, grads, 1.0 - group["momentum"])
-            updates = orthogonalise(torch.stack(torch._foreach_lerp(grads, buffers, group["momentum"])))
-            radius = self._radius(tuple(norms), updates)
-            weights = torch.stack(parameters)
-            weights = weights - group["lr"] * _on_sphere(updates, radius).to(weights.dtype)
-            torch._foreach_copy_(parameters, list(_on_sphere(weights, radius.to(weights.dtype)).unbind()))
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "shard": self.shard}
 
-    def _radius(self, norms: tuple[float, ...], like: Tensor) -> Tensor:
-        """One norm per matrix, broadcast over its rows and columns."""
-        radius = self._radii.get(norms)
-        if radius is None or radius.device != like.device:
-            radius = torch.tensor(norms, device=like.device, dtype=like.dtype).view(-1, 1, 1)
-            self._radii[norms] = radius
-        return radius
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Copies, and what load_state_dict has put in, have parameters and norms of their own.
+        super().__setstate__({**state, "_stacks": None})
+
+    def _muonh(self) -> None:
+        """Begin with one stack before the one before it is finished, so that sending and computing overlap."""
+        shared = self.shard and dist.is_available() and dist.is_initialized()
+        rank, world_size = (dist.get_rank(), dist.get_world_size()) if shared else (0, 1)
+        begun: tuple[Stack, Layout, Exchange] | None = None
+        for stack in self._shared_out(world_size):
+            layout = stack.layout()
+            if world_size == 1 and not layout.order:
+                continue
+            exchange = Exchange(layout, stack.params[0], rank)
+            self._orthogonalise(stack, layout.shares[rank], exchange.own)
+            exchange.start()
+            if begun is not None:
+                _move(*begun)
+            begun = stack, layout, exchange
+        if begun is not None:
+            _move(*begun)
+
+    def _shared_out(self, world_size: int) -> list[Stack]:
+        if self._stacks is None or self._stacks[0] != world_size:
+            stacks = stacks_of([g for g in self.param_groups if g["role"] == "matrix"])
+            share_out(stacks, world_size)
+            self._stacks = world_size, stacks
+        return self._stacks[1]
+
+    def _orthogonalise(self, stack: Stack, share: list[int], out: Tensor) -> None:
+        """Move the momentum of a whole stack, and write the directions of this process's share to `out`."""
+        momentum = stack.group["momentum"]
+        trained = [p for p in stack.params if p.grad is not None]
+        if not trained:
+            return
+        buffers = [self._momentum_buffer(p) for p in trained]
+        torch._foreach_lerp_(buffers, [p.grad for p in trained if p.grad is not None], 1.0 - momentum)
+        if share:
+            mine = [stack.params[i] for i in share]
+            grads = [p.grad for p in mine if p.grad is not None]
+            orthogonalise(torch._foreach_lerp(grads, [self._momentum_buffer(p) for p in mine], momentum), out)
 
     def _momentum_buffer(self, p: Tensor) -> Tensor:
         state = self.state[p]
@@ -174,6 +182,16 @@ class MuonH(Optimizer):
         )
 
 
-def _on_sphere(x: Tensor, radius: Tensor) -> Tensor:
-    """Each matrix of the stack (n,rows,cols) scaled to its radius (n,1,1); a zero matrix stays zero."""
-    return x * (radius / x.norm(dim=(-2, -1), keepdim=True).clamp_min(NORM_FLOOR))
+def _move(stack: Stack, layout: Layout, exchange: Exchange) -> None:
+    """A step of the weights along the directions, both on their spheres; a zero direction moves nothing."""
+    updates = exchange.results()
+    if not layout.order:
+        return
+    params = [stack.params[i] for i in layout.order]
+    norms = torch.linalg.vector_norm(updates, dim=(-2, -1), keepdim=True, dtype=torch.float32)
+    scale = layout.radii.view_as(norms) / norms.clamp_min(NORM_FLOOR)
+    updates = updates.to(params[0].dtype).mul_(scale)
+    torch._foreach_sub_(params, [updates[slot] for slot in layout.slots], alpha=stack.group["lr"])
+    weights = torch.stack(torch._foreach_norm(params, 2, dtype=layout.radii.dtype))
+    ratio = layout.ordered_radii / weights.clamp_min(NORM_FLOOR)
+    torch._foreach_mul_(params, list(ratio.unbind()))

@@ -11,7 +11,7 @@ import torch
 
 from looped_lm import LinearInjection, MuonH
 from looped_lm.accounting import parameter_roles
-from looped_lm.optim import orthogonalisation_dtype, orthogonalise
+from looped_lm.orthogonalisation import orthogonalisation_dtype, orthogonalise
 from tests.reference import muonh as reference
 from tests.tiny import tiny_lm, tiny_model
 
