@@ -15,22 +15,35 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from looped_lm import accounting
 from looped_lm.checkpoints import compare_tensors, differences
+from looped_lm.compilation import compile_in_place
 from looped_lm.component import Spec, as_factory, as_instance, build, callable_spec, component_spec
 from looped_lm.metrics import TokenLoss
 from looped_lm.optim import MuonH
 from looped_lm.recurrences import FixedRecurrences, RecurrenceSampler, checked_count, drawn
 from looped_lm.residual import PlainResidual
 from looped_lm.schedules import Horizon, HyperP, LinearSchedule, Plan, RunSize
-from looped_lm.trainer_settings import Derived, derive, say
+from looped_lm.trainer_settings import Derived, derive, keeps_embedding_in_bf16, say
 from looped_lm.transformer import LoopedTransformer, refuse_untrainable
 
 Batch = tuple[Tensor, Tensor]
 
 
 #: Hyperparameters that say how to train, not what: a resumed run may change them.
-RECIPE = ("horizon", "transfer", "schedule", "optimizer", "recurrences", "batch_tokens", "val_every_steps")
+RECIPE = (
+    "horizon",
+    "transfer",
+    "schedule",
+    "optimizer",
+    "recurrences",
+    "batch_tokens",
+    "val_every_steps",
+    "compile_layers",
+    "recompute",
+)
 #: What checkpoints that are older than a hyperparameter were trained with.
 BEFORE = {
+    "compile_layers": False,
+    "recompute": False,
     "recurrences": callable_spec(FixedRecurrences, "recurrences"),
     "residual": callable_spec(PlainResidual, "residual"),
 }
@@ -55,6 +68,7 @@ class LoopedLM(L.LightningModule):
         val_every_steps: optimizer steps between validations; None validates at the end only.
         eval_recurrences: recurrences of validate, test and predict; None: the model's `num_recurrences`, which a fit
             always validates with.
+        compile_layers: compile the layers (torch.compile): the first step takes a minute or so, later ones are faster.
         architecture: arguments of LoopedTransformer.
 
     Raises:
@@ -73,6 +87,7 @@ class LoopedLM(L.LightningModule):
         recurrences: Callable[[int], RecurrenceSampler] = FixedRecurrences,
         val_every_steps: int | None = None,
         eval_recurrences: int | None = None,
+        compile_layers: bool = False,
         **architecture: Any,
     ) -> None:
         super().__init__()
@@ -84,6 +99,7 @@ class LoopedLM(L.LightningModule):
             )
         self.model = LoopedTransformer(vocab_size, seq_len, **architecture)
         self.seq_len, self.batch_tokens, self.val_every_steps = seq_len, batch_tokens, val_every_steps
+        self.compile_layers = compile_layers
         self.horizon: Horizon = as_instance(horizon)
         self.transfer: HyperP = HyperP() if transfer is None else as_instance(transfer)
         self.schedule: LinearSchedule = LinearSchedule() if schedule is None else as_instance(schedule)
@@ -128,6 +144,7 @@ class LoopedLM(L.LightningModule):
                 **arguments.arguments,
                 "batch_tokens": batch_tokens,
                 "val_every_steps": val_every_steps,
+                "compile_layers": compile_layers,
                 **self.component_specs(),
             }
         )
@@ -168,6 +185,13 @@ class LoopedLM(L.LightningModule):
         return self._flops_at[r]
 
     def setup(self, stage: str) -> None:
+        device = self.trainer.strategy.root_device
+        if self.compile_layers:
+            problem = compile_in_place(self.model, device)
+            if problem:
+                say(self.trainer, f"compile_layers has no effect here, layers run uncompiled: {problem}")
+        if keeps_embedding_in_bf16(device, self.trainer.precision):
+            self.model.embedding.to(torch.bfloat16)
         if stage == "fit":
             if self.eval_recurrences != self.model.num_recurrences:
                 raise ValueError(

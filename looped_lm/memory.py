@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from looped_lm.accounting import count_roles
 from looped_lm.optim import MuonH
@@ -53,9 +54,13 @@ def saved_bytes(model: LoopedTransformer, rows: int, seq_len: int) -> int:
                 kept.setdefault(key, tensor)
             return tensor
 
+        if model.recompute:
+            # What is handed from one recurrence to the next is kept to run them again.
+            model.observer = lambda i, state: [pack(t) for t in tree_leaves(state)]
         tokens = torch.zeros(rows, seq_len, dtype=torch.int64)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             functional_call(model, state, (tokens, tokens))
+        model.observer = None
     return sum(t.untyped_storage().nbytes() for t in kept.values())
 
 

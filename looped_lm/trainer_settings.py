@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import lightning as L
+import torch
 
 from looped_lm.schedules import accumulation
 
@@ -21,6 +22,14 @@ def say(trainer: L.Trainer, message: str) -> None:
     """Print once. A module's own `print` goes through a progress bar, which does not show before training."""
     if trainer.is_global_zero:
         print(message)
+
+
+def keeps_embedding_in_bf16(device: torch.device, precision: str | int | None) -> bool:
+    """Whether the embedding's weights themselves are bf16: under bf16 autocast on GPUs (spec: initialisation).
+
+    A CPU keeps them in fp32, where a bf16 table would save nothing that matters and cost precision.
+    """
+    return device.type == "cuda" and precision == "bf16-mixed"
 
 
 def derive(

@@ -5,11 +5,12 @@ B batch rows, T sequence length, d = d_model, V vocabulary, r recurrences. Sourc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from looped_lm.blocks import Block, Rotary, rms_norm
 from looped_lm.bptt import BPTTStrategy, FullBPTT
@@ -48,6 +49,8 @@ class LoopedTransformer(nn.Module):
         bptt: which recurrences keep gradients.
         logit_softcap: logits are capped as c·tanh(logits/c).
         rope_bf16: round the rotary tables to bfloat16, as checkpoints of the paper's public code expect.
+        recompute: keep only the state between recurrences for the backward pass, and run each recurrence again there:
+            less memory for about a third more time. Same gradients.
 
     Raises:
         ValueError: sizes that make no model, or components that cannot train together.
@@ -70,6 +73,7 @@ class LoopedTransformer(nn.Module):
         bptt: BPTTStrategy | None = None,
         logit_softcap: float = 15.0,
         rope_bf16: bool = False,
+        recompute: bool = False,
     ) -> None:
         super().__init__()
         _check_sizes(locals())
@@ -80,7 +84,7 @@ class LoopedTransformer(nn.Module):
             raise ValueError(f"n_kv_heads is {n_kv_heads}; it must divide the {n_heads} query heads.")
         self.vocab_size, self.seq_len, self.d_model = vocab_size, seq_len, d_model
         self.head_dim, self.n_heads, self.n_kv_heads = head_dim, n_heads, n_kv_heads
-        self.num_recurrences, self.logit_softcap = num_recurrences, logit_softcap
+        self.num_recurrences, self.logit_softcap, self.recompute = num_recurrences, logit_softcap, recompute
 
         def layers(n: int, residual: Any = PlainResidual) -> nn.ModuleList:
             def join() -> Residual:
@@ -139,7 +143,8 @@ class LoopedTransformer(nn.Module):
         r = self.num_recurrences if num_recurrences is None else num_recurrences
         self.check_recurrences(r)
         cos, sin = self.rotary(tokens.shape[1])
-        x = self.norm_emb(self.embedding(tokens))
+        # The table may be bf16; from here on the residual stream has the norms' precision.
+        x = self.norm_emb(self.embedding(tokens).to(self.norm_emb.weight.dtype))
         for layer in self.prelude:
             x = layer(x, cos, sin)
         x = self._loop(x, cos, sin, r)
@@ -152,13 +157,25 @@ class LoopedTransformer(nn.Module):
         for i in range(num_recurrences):
             keeps = self.bptt.keeps_grad(i, num_recurrences)
             with torch.set_grad_enabled(keeps and torch.is_grad_enabled()):
-                u = self.injection(e, self.lanes.read(state, i), i)
-                for layer in self.block:
-                    u = layer(u, cos, sin)
-                state = self.lanes.write(state, self.norm_recur(u), i)
+                if self.recompute and torch.is_grad_enabled():
+                    state = checkpoint(
+                        self._recurrence, e, state, cos, sin, i, use_reentrant=False, preserve_rng_state=False
+                    )
+                else:
+                    state = self._recurrence(e, state, cos, sin, i)
             if self.observer is not None:
                 self.observer(i, state)
         return self.lanes.reduce(state)
+
+    def _recurrence(self, e: Tensor, state: Any, cos: Tensor, sin: Tensor, i: int) -> Any:
+        u = self.injection(e, self.lanes.read(state, i), i)
+        for layer in self.block:
+            u = layer(u, cos, sin)
+        return self.lanes.write(state, self.norm_recur(u), i)
+
+    def layers(self) -> Iterator[nn.Module]:
+        """Every layer once, in the order in which they first run."""
+        yield from (*self.prelude, *self.block, *self.coda)
 
     def check_recurrences(self, num_recurrences: int) -> None:
         """Refuse a count that the model cannot run; see `PerRecurrence.beyond_trained`.

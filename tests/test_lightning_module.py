@@ -22,6 +22,7 @@ from looped_lm import (
     Steps,
     TruncatedBPTT,
 )
+from looped_lm.trainer_settings import keeps_embedding_in_bf16
 from tests.tiny import SEQ_LEN, VOCAB, TinyData, perturb, tiny_lm, tiny_trainer, tokens
 
 
@@ -322,3 +323,21 @@ def test_every_parameter_gets_a_gradient_in_every_combination() -> None:
         lm = tiny_lm(**overrides)
         lm.loss(tokens()).backward()
         assert not [n for n, p in lm.named_parameters() if p.grad is None], name
+
+
+def test_a_bf16_embedding_trains_and_loads_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU under bf16 autocast; a CPU is made to do it here."""
+    assert keeps_embedding_in_bf16(torch.device("cuda"), "bf16-mixed")
+    assert not keeps_embedding_in_bf16(torch.device("cuda"), "32-true")
+    assert not keeps_embedding_in_bf16(torch.device("cpu"), "bf16-mixed")
+    monkeypatch.setattr("looped_lm.lightning_module.keeps_embedding_in_bf16", lambda device, precision: True)
+    lm = tiny_lm()
+    before = lm.model.embedding.weight.detach().clone()
+    trainer = tiny_trainer(tmp_path, precision="bf16-mixed")
+    trainer.fit(lm, TinyData())
+    weight = lm.model.embedding.weight
+    assert weight.dtype is torch.bfloat16 and not torch.equal(weight.float(), before)
+    assert lm.model.head.weight.dtype is torch.float32
+    trainer.save_checkpoint(tmp_path / "bf16.ckpt")
+    loaded = LoopedLM.load_from_checkpoint(tmp_path / "bf16.ckpt", map_location="cpu", weights_only=True)
+    assert torch.equal(loaded.model.embedding.weight, weight.float())
