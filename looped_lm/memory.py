@@ -54,9 +54,13 @@ def saved_bytes(model: LoopedTransformer, rows: int, seq_len: int) -> int:
                 kept.setdefault(key, tensor)
             return tensor
 
+        def observe(i: int, state: Any) -> None:
+            for leaf in tree_leaves(state):
+                pack(leaf)
+
         if model.recompute:
             # What is handed from one recurrence to the next is kept to run them again.
-            model.observer = lambda i, state: [pack(t) for t in tree_leaves(state)]
+            model.observer = observe
         tokens = torch.zeros(rows, seq_len, dtype=torch.int64)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             functional_call(model, state, (tokens, tokens))
