@@ -7,6 +7,8 @@ from typing import Any
 
 _EXPORTS = {
     "FlopsMonitor": "flops",
+    "RandomState": "random_state",
+    "Preemption": "preemption",
     "RunRecordWriter": "run_record",
     "LearningRates": "learning_rates",
     "GradientNorm": "gradient_norm",

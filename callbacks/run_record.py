@@ -15,8 +15,10 @@ from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 
 import looped_lm
 from callbacks.flops import flops_monitor
+from callbacks.preemption import Preemption
 from fitting.records import RECORD_SUFFIX, RunRecord
 from looped_lm import LoopedLM
+from looped_lm.preemption import Preempted
 
 CHECKPOINT_KEY = "run_record"
 
@@ -89,6 +91,9 @@ class RunRecordWriter(L.Callback):
         checkpoint[CHECKPOINT_KEY] = self.record(trainer, pl_module).to_dict()
 
     def on_exception(self, trainer: L.Trainer, pl_module: LoopedLM, exception: BaseException) -> None:
+        if isinstance(exception, Preempted):
+            # Its checkpoint has a record that says so.
+            return
         folder = getattr(trainer.checkpoint_callback, "dirpath", None)
         fitting = trainer.state.fn == "fit" and not trainer.sanity_checking
         if folder is None or not trainer.is_global_zero or not fitting or not trainer.global_step:
@@ -110,6 +115,8 @@ class RunRecordWriter(L.Callback):
             reason = None if finished else f"at step {steps} of {planned}"
             if steps >= planned and not finished:
                 reason = f"after all {planned} steps, before the final validation"
+            if why := next((c.reason for c in trainer.callbacks if isinstance(c, Preemption)), None):  # type: ignore[attr-defined]
+                reason = f"{why} {reason}" if reason else None
         validation = self._validation
         if validation["val_loss"] is not None and not validation["val_loss"] < float("inf"):
             validation = dict.fromkeys(validation)

@@ -26,6 +26,7 @@ from datamodules.recipe import default_cache_dir
 from datamodules.settings import PrepareSettings
 from datamodules.storage import split_batch
 from datamodules.tokenizers import BPETokenizer, Tokenizer, load_tokenizer
+from datamodules.workers import leave_signals_to_parent
 
 log = logging.getLogger(__name__)
 
@@ -277,6 +278,7 @@ class TokenDataModule(LightningDataModule):
             collate_fn=split_batch,  # type: ignore[arg-type]  # rows come as one tensor, not as a list
             num_workers=self.num_workers,
             generator=generator,
+            worker_init_fn=leave_signals_to_parent,
             pin_memory=torch.cuda.is_available(),
         )
 

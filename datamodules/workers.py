@@ -70,3 +70,23 @@ def _leave_with_parent() -> None:
     # Not by getppid: the server that forks the workers lives as long as any of them does.
     parent.join()
     os._exit(1)
+
+
+def leave_signals_to_parent(worker_id: int = 0) -> None:
+    """Let a reading process live until its parent ends it (`worker_init_fn` of a DataLoader).
+
+    Ctrl-C in a terminal and a scheduler's signals reach every process of a run. The parent finishes its optimizer step
+    on them and needs batches for it. SIGTERM is obeyed only if it comes from the parent, which ends its workers so.
+    """
+    for signum in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(signum, signal.SIG_IGN)
+    parent = os.getppid()
+    # Blocked in all threads, so that one of them can wait for it and see where it comes from.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=_leave_when_asked_by, args=(parent,), daemon=True).start()
+
+
+def _leave_when_asked_by(parent: int) -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+        pass
+    os._exit(0)

@@ -7,7 +7,10 @@ import importlib.util
 import os
 import signal
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+
+from looped_lm.preemption import Preempted, report, stopped_before_training
 
 HELP = """usage: python -m looped_lm COMMAND [--config FILE ...] [--key value ...]
 
@@ -83,8 +86,18 @@ def cli(args: list[str]) -> int:
         print(f"error: unknown command {args[0]!r}.{guess} Commands: {', '.join(COMMANDS)}.", file=sys.stderr)
         return 2
     try:
-        run(args)
+        with stopped_before_training() if args[0] == "fit" else nullcontext():
+            run(args)
+    except Preempted as stop:
+        return report(stop)
+    except KeyboardInterrupt:
+        print("error: interrupted.", file=sys.stderr)
+        return 128 + signal.SIGINT
     except SystemExit as stop:
+        if isinstance(stop.__context__, KeyboardInterrupt):
+            # Lightning's way out; there was no training to save, or the user did not want to wait for it.
+            print("error: interrupted.", file=sys.stderr)
+            return 128 + signal.SIGINT
         # Lightning leaves on SIGTERM without a status, which a scheduler would take for success.
         if type(stop).__name__ != "SIGTERMException":
             raise

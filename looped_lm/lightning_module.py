@@ -17,10 +17,13 @@ from looped_lm import accounting
 from looped_lm.checkpoints import compare_tensors, differences
 from looped_lm.compilation import compile_in_place
 from looped_lm.component import Spec, as_factory, as_instance, build, callable_spec, component_spec
+from looped_lm.due_validation import CHECKPOINT_KEY as VALIDATED_AT
+from looped_lm.due_validation import DueValidation
 from looped_lm.metrics import TokenLoss
 from looped_lm.optim import MuonH
 from looped_lm.recurrences import FixedRecurrences, RecurrenceSampler, checked_count, drawn
 from looped_lm.residual import PlainResidual
+from looped_lm.resume import realign
 from looped_lm.schedules import Horizon, HyperP, LinearSchedule, Plan, RunSize
 from looped_lm.trainer_settings import Derived, derive, keeps_embedding_in_bf16, say
 from looped_lm.transformer import LoopedTransformer, refuse_untrainable
@@ -131,6 +134,8 @@ class LoopedLM(L.LightningModule):
         #: Loss (nats/token) and tokens of the last evaluation, unrounded by the precision of the run.
         self.evaluated: tuple[float, int] | None = None
         self.val_loss = TokenLoss()
+        #: What a resumed run has to make up for.
+        self.due_validation = DueValidation()
         self._step_nats: Tensor | None = None
         self._step_tokens = 0
         self._stop_requested = False
@@ -200,6 +205,9 @@ class LoopedLM(L.LightningModule):
                     "predict."
                 )
             self._stop_requested = False
+            self._step_nats, self._step_tokens = None, 0
+            self.val_loss.reset()
+            self.due_validation.reset()
             self._derived = derive(
                 self.trainer,
                 self.plan.steps,
@@ -210,6 +218,9 @@ class LoopedLM(L.LightningModule):
             )
 
     # ---- Training -----------------------------------------------------------------------------------------------
+
+    def on_train_start(self) -> None:
+        self.due_validation.make_up(self.trainer, self.val_every_steps)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = self.loss(batch, self.step_recurrences(self.trainer.global_step))
@@ -286,6 +297,7 @@ class LoopedLM(L.LightningModule):
         self.log(f"{prefix}/perplexity", loss.exp())
         self.log(f"{prefix}/tokens", tokens)
         if self.trainer.state.fn == "fit":
+            self.due_validation.validated_at = self.trainer.global_step
             self.log("step", float(self.trainer.global_step))
         else:
             self.log(f"{prefix}/recurrences", float(self.eval_recurrences))
@@ -318,6 +330,9 @@ class LoopedLM(L.LightningModule):
 
     # ---- Checkpoints --------------------------------------------------------------------------------------------
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint[VALIDATED_AT] = self.due_validation.validated_at
+
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Compare the checkpoint with this module before a Trainer goes on from it.
 
@@ -341,12 +356,16 @@ class LoopedLM(L.LightningModule):
                 "LoopedLM.load_from_checkpoint."
             )
         compare_tensors(checkpoint["state_dict"], self.state_dict())
-        if self.trainer.state.fn == "fit" and checkpoint["global_step"] >= self.plan.steps:
+        if self.trainer.state.fn != "fit":
+            return
+        if self.due_validation.nothing_left(checkpoint, self.plan.steps):
             raise ValueError(
                 f"The checkpoint is at step {checkpoint['global_step']} of {self.plan.steps}: nothing is left to "
                 "train. Raise model.horizon to go on."
             )
-        if recipe and self.trainer.state.fn == "fit":
+        self.due_validation.load(self.trainer, checkpoint)
+        realign(checkpoint, self.trainer)
+        if recipe:
             if any(d.key == "optimizer.class_path" for d in recipe):
                 raise ValueError(f"The checkpoint's optimizer state is another class's:\n  {recipe[0]}")
             listing = "\n".join(f"  {d}" for d in recipe)

@@ -1,0 +1,177 @@
+"""Stops a run at the end of an optimizer step when a signal asks for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+import lightning as L
+import torch
+import torch.distributed as dist
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins.environments import SLURMEnvironment
+
+from looped_lm import LoopedLM
+from looped_lm.preemption import SIGNALS, Preempted, act_by_default
+
+
+class Preemption(L.Callback):
+    """On SIGTERM, SIGINT, SIGUSR1 or SIGUSR2, saves a checkpoint at the end of the step and raises `Preempted`.
+
+    Handlers only set a flag; all ranks agree on it once per optimizer step, on the host. A validation that is due is
+    left to the resumed run (see FinalValidation), and one that is running is broken off. A second SIGINT ends the
+    process at once. The command line turns `Preempted` into its exit status and asks SLURM to run the job again.
+
+    Lightning's own answers to signals are switched off while this one is at work: its broadcast at every micro-batch,
+    its stop in the midst of a step, its checkpoint from inside the handler.
+    """
+
+    def __init__(self) -> None:
+        self._received = 0
+        self._agreed = 0
+        self._checkpoint: str | None = None
+        self._before: dict[int, Any] = {}
+        self._owner = 0
+        self._started_at = 0
+        self._group: Any = None
+        self._common_val_batches = 0
+
+    @property
+    def reason(self) -> str | None:
+        """Why the run stops, once that is agreed on."""
+        return f"preempted by {signal.Signals(self._agreed).name}" if self._agreed else None
+
+    # ---- Handlers -------------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        # Last in the list: a checkpoint at the step's end holds what all others have counted by then.
+        trainer.callbacks = [c for c in trainer.callbacks if c is not self] + [self]  # type: ignore[attr-defined]
+        self._received = self._agreed = 0
+        self._checkpoint = None
+        environment = getattr(trainer.strategy, "cluster_environment", None)
+        if isinstance(environment, SLURMEnvironment):
+            environment.auto_requeue = False
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+        self._started_at = trainer.global_step
+        if trainer.world_size > 1:
+            # On the host: a collective on devices would wait for all that is queued there.
+            self._group = dist.new_group(backend="gloo")
+        if threading.current_thread() is threading.main_thread():
+            self._owner = os.getpid()
+            self._before = {s: signal.signal(s, self._note) for s in SIGNALS}
+        if trainer.received_sigterm:
+            # It came since Lightning's handlers were installed, a moment ago.
+            trainer._signal_connector.received_sigterm = False
+            self._received = signal.SIGTERM
+        if self._agree():
+            raise self._preempted(trainer)
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._owner:
+            act_by_default(signum)
+            return
+        self._received = self._received or signum
+        again = ""
+        if signum == signal.SIGINT:
+            signal.signal(signum, signal.SIG_DFL)
+            again = "; once more ends it at once, without"
+        # Unlike print, a plain write is allowed in a handler.
+        os.write(2, f"\n{signal.Signals(signum).name}: saving at the end of this step{again}.\n".encode())
+
+    def _restore(self) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+        self._before = {}
+        if self._group is not None and dist.is_initialized():
+            dist.destroy_process_group(self._group)
+        self._group = None
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._restore()
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        self._restore()
+
+    # ---- Stopping -------------------------------------------------------------------------------------------------
+
+    def _agree(self) -> bool:
+        """Whether any rank has received a signal; every rank asks at the same places."""
+        self._agreed = self._received
+        if self._group is not None:
+            flag = torch.tensor([self._received])
+            dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._group)
+            self._agreed = int(flag)
+        return bool(self._agreed)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: LoopedLM, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if pl_module.ends_step(batch_idx) and self._agree():
+            self._save(trainer)
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        # Not where it was saved: Lightning logs the step's metrics after that.
+        if self._agreed:
+            raise self._preempted(trainer)
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.state.fn != "fit" or trainer.sanity_checking:
+            return
+        if self._agreed:
+            raise self._preempted(trainer)
+        # Ranks may have to read one batch more or less.
+        batches = torch.tensor([sum(trainer.num_val_batches)])
+        if self._group is not None:
+            dist.all_reduce(batches, dist.ReduceOp.MIN, group=self._group)
+        self._common_val_batches = int(batches)
+
+    def on_validation_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if trainer.state.fn != "fit" or trainer.sanity_checking or batch_idx >= self._common_val_batches:
+            return
+        if self._agree():
+            self._save(trainer)
+            raise self._preempted(trainer)
+
+    def _preempted(self, trainer: L.Trainer) -> Preempted:
+        checkpoint = self._checkpoint or (str(trainer.ckpt_path) if trainer.ckpt_path else None)
+        return Preempted(
+            self._agreed, trainer.global_step if checkpoint else None, checkpoint, trainer.global_rank
+        )
+
+    def _save(self, trainer: L.Trainer) -> None:
+        nothing_new = trainer.ckpt_path and trainer.global_step == self._started_at
+        if trainer.fast_dev_run or nothing_new:  # type: ignore[attr-defined]
+            return
+        savers = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
+        for saver in savers:
+            # As one of its own: it counts among those it keeps, and goes when its time has come.
+            if saver._last_global_step_saved != trainer.global_step:
+                saver._save_topk_checkpoint(trainer, saver._monitor_candidates(trainer))
+        saved = [c._last_checkpoint_saved for c in savers if c._last_global_step_saved == trainer.global_step]
+        if not saved:
+            # None is there, or none wants a checkpoint that is no better than those it has.
+            folder = next((c.dirpath for c in savers if c.dirpath), trainer.default_root_dir)
+            saved = [os.path.join(folder, f"preempted-step={trainer.global_step:06d}.ckpt")]
+            trainer.save_checkpoint(saved[0])
+        for logger in trainer.loggers:
+            logger.save()
+        self._checkpoint = str(saved[0])

@@ -1,0 +1,67 @@
+"""A validation that was due when a run stopped, made up for when it resumes.
+
+Lightning counts it as done: a run that stops between the last micro-batch before a validation and the validation's end
+would have one validation fewer than the uninterrupted run, and a run that stops before its final one would have none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning as L
+
+CHECKPOINT_KEY = "validated_at_step"
+
+
+class DueValidation:
+    """Remembers the step of the last finished validation; makes up for the one that should have come after it."""
+
+    def __init__(self) -> None:
+        self.validated_at: int | None = None
+        self._resumed_at: int | None = None
+        self._max_steps: int | None = None
+
+    def reset(self) -> None:
+        """Forget an earlier fit."""
+        self.__init__()  # type: ignore[misc]
+
+    def nothing_left(self, checkpoint: dict[str, Any], steps: int) -> bool:
+        """Whether a checkpoint is of a run that has done all its steps and its final validation."""
+        done = checkpoint["global_step"]
+        return done > steps or (done == steps and checkpoint.get(CHECKPOINT_KEY, done) == done)
+
+    def load(self, trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
+        """Take over what the checkpoint knows; the trainer's counters are not restored yet."""
+        self._resumed_at = checkpoint["global_step"]
+        self.validated_at = checkpoint.get(CHECKPOINT_KEY, self._resumed_at)
+        if self._resumed_at == trainer.max_steps and self.validated_at != self._resumed_at:
+            # Lightning would leave before on_train_start, since no step is left.
+            self._max_steps = trainer.max_steps
+            trainer.fit_loop.epoch_loop.max_steps = trainer.max_steps + 1
+
+    @property
+    def only_final_left(self) -> bool:
+        """Whether the run resumed after its last step and before its final validation."""
+        return self._max_steps is not None
+
+    def restore_limit(self, trainer: L.Trainer) -> None:
+        """Give the trainer its number of steps back, once it has come as far as on_train_start."""
+        if self._max_steps is not None:
+            trainer.fit_loop.epoch_loop.max_steps = self._max_steps
+
+    def make_up(self, trainer: L.Trainer, every: int | None) -> None:
+        """Validate now if that was due at the step of the checkpoint; called at the start of training.
+
+        Args:
+            every: optimizer steps between validations; None for the final one only.
+        """
+        self.restore_limit(trainer)
+        step = trainer.global_step
+        due = step == self._max_steps or (every is not None and step % every == 0)
+        if self._resumed_at != step or self.validated_at == step or not due or not trainer.enable_validation:
+            return
+        loop = trainer.fit_loop.epoch_loop.val_loop
+        loop.restarting = False
+        trainer.validating = True
+        loop.run()
+        trainer.training = True

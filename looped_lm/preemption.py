@@ -1,0 +1,117 @@
+"""A run that a signal ended: what it left, the status it exits with, and the way back into the queue.
+
+Only the standard library is imported here: the command line needs this before torch is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+EXIT_STATUS = 75
+"""Exit status of a run that a signal stopped and that can go on (EX_TEMPFAIL of sysexits.h: try again later)."""
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+REQUEUE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+"""What a scheduler is asked to send before the time is up (`sbatch --signal=USR1@120`). SIGTERM is not among them:
+SLURM sends it on `scancel`, when nobody wants the job back, and when SLURM requeues the job itself."""
+
+
+class Preempted(SystemExit):
+    """A signal stopped the run. Uncaught, it ends the process with EXIT_STATUS and without a traceback.
+
+    Args:
+        signum: the signal.
+        step: optimizer steps done; None before training began.
+        checkpoint: where they are saved; None if there was nothing to save.
+        rank: of this process. Only rank zero reports EXIT_STATUS: a launcher kills the others of a run as soon as one
+            of them fails.
+    """
+
+    def __init__(
+        self, signum: int, step: int | None = None, checkpoint: str | None = None, rank: int = 0
+    ) -> None:
+        super().__init__(EXIT_STATUS if rank == 0 else 0)
+        self.signum, self.step, self.checkpoint, self.rank = signal.Signals(signum), step, checkpoint, rank
+
+    def __str__(self) -> str:
+        if self.step is None:
+            return f"stopped by {self.signum.name} before training began; there was nothing to save."
+        if self.checkpoint is None:
+            return f"stopped by {self.signum.name} after step {self.step}; nothing was to be saved."
+        return f"stopped by {self.signum.name} after step {self.step}, saved in {self.checkpoint}."
+
+    @property
+    def wants_requeue(self) -> bool:
+        """Whether the signal means that the run should go back into the queue."""
+        return self.signum in REQUEUE_SIGNALS and self.rank == 0
+
+
+def requeue_job() -> str | None:
+    """Ask SLURM to run this job again; what came of it in words, or None outside of a job.
+
+    A task of a job array is named by the array's id and its own: `SLURM_JOB_ID` differs from task to task, and the
+    array's id alone would requeue all of them.
+    """
+    job = os.environ.get("SLURM_JOB_ID")
+    if job is None:
+        return None
+    array = os.environ.get("SLURM_ARRAY_JOB_ID")
+    if array is not None:
+        job = f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+    try:
+        asked = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True)
+    except OSError as error:
+        return f"SLURM job {job} is not requeued: scontrol cannot be run ({error})."
+    if asked.returncode:
+        return f"SLURM job {job} is not requeued: {(asked.stderr or asked.stdout).strip()}."
+    return f"SLURM job {job} is requeued."
+
+
+@contextmanager
+def stopped_before_training() -> Iterator[None]:
+    """Until training installs handlers of its own, SIGTERM and the requeue signals raise Preempted.
+
+    There is nothing to save yet, but a scheduler must learn that the run wants to start again. SIGINT stays Python's
+    KeyboardInterrupt. Forked children keep the default action.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    owner = os.getpid()
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        if os.getpid() != owner:
+            act_by_default(signum)
+        raise Preempted(signum)
+
+    before: dict[int, Any] = {s: signal.signal(s, stop) for s in SIGNALS if s != signal.SIGINT}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def act_by_default(signum: int) -> None:
+    """Let a signal do to this process what it does to one without a handler."""
+    signal.signal(signum, signal.SIG_DFL)
+    os.kill(os.getpid(), signum)
+
+
+def report(stop: Preempted) -> int:
+    """Tell how a stopped run goes on, put it back into the queue where that is wanted; its exit status."""
+    if stop.rank == 0:
+        print(f"{stop}", file=sys.stderr)
+        if stop.checkpoint is not None:
+            print(f"Go on with the same command and --ckpt_path {stop.checkpoint}", file=sys.stderr)
+        if stop.wants_requeue and (answer := requeue_job()):
+            print(answer, file=sys.stderr)
+        sys.stderr.flush()
+    return int(stop.code or 0)
