@@ -25,10 +25,11 @@ class DueValidation:
         """Forget an earlier fit."""
         self.__init__()  # type: ignore[misc]
 
-    def nothing_left(self, checkpoint: dict[str, Any], steps: int) -> bool:
-        """Whether a checkpoint is of a run that has done all its steps and its final validation."""
+    def nothing_left(self, checkpoint: dict[str, Any], steps: int, same_recipe: bool) -> bool:
+        """Whether a run of `steps` steps has nothing to do for a checkpoint, not even that run's final validation."""
         done = checkpoint["global_step"]
-        return done > steps or (done == steps and checkpoint.get(CHECKPOINT_KEY, done) == done)
+        awaits_validation = done == steps and same_recipe and checkpoint.get(CHECKPOINT_KEY, done) != done
+        return done >= steps and not awaits_validation
 
     def load(self, trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
         """Take over what the checkpoint knows; the trainer's counters are not restored yet."""

@@ -358,7 +358,7 @@ class LoopedLM(L.LightningModule):
         compare_tensors(checkpoint["state_dict"], self.state_dict())
         if self.trainer.state.fn != "fit":
             return
-        if self.due_validation.nothing_left(checkpoint, self.plan.steps):
+        if self.due_validation.nothing_left(checkpoint, self.plan.steps, same_recipe=not recipe):
             raise ValueError(
                 f"The checkpoint is at step {checkpoint['global_step']} of {self.plan.steps}: nothing is left to "
                 "train. Raise model.horizon to go on."
