@@ -1,0 +1,73 @@
+"""Does a component keep the promises that the rest of the project builds on? For shipped ones and for your own.
+
+In a project of yours, with pytest:
+
+    import pytest
+    from looped_lm.conformance import checks
+    from my_injection import GatedInjection
+
+    @pytest.mark.parametrize("check", checks(injection=GatedInjection), ids=str)
+    def test_gated_injection(check):
+        check()
+
+`checks` takes what `LoopedLM` takes (`injection`, `lanes`, `residual`, `bptt`, `optimizer`, alone or together), as
+classes, `functools.partial` of classes, or class_path and init_args. It gives a list of named checks on a tiny model;
+each raises `ConformanceError` with what is wrong. pytest is a convenience: `for check in checks(...): check()` does the
+same. A script needs the guard `if __name__ == "__main__":` around it, since one check starts processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from looped_lm.conformance import properties, training
+from looped_lm.conformance.candidate import Candidate, ConformanceError
+from looped_lm.conformance.distributed import ddp_equals_single
+
+__all__ = ["Candidate", "Check", "ConformanceError", "checks", "ddp_equals_single"]
+
+#: Every check that needs one process, by name.
+SINGLE_PROCESS: dict[str, Callable[[Candidate], None]] = {
+    "gradients": properties.every_parameter_learns,
+    "counts": properties.counts_and_roles_are_whole,
+    "flops": properties.flops_agree_with_the_counter,
+    "one_recurrence": properties.one_recurrence_is_one_application,
+    "inputs": properties.inputs_stay_as_they_are,
+    "causality": properties.tokens_see_their_own_past_alone,
+    "more_recurrences": properties.more_recurrences_run_or_are_refused,
+    "autocast": training.mixed_precision_agrees,
+    "compiled": training.compiled_equals_eager,
+    "recompute": training.recomputation_changes_nothing,
+    "checkpoint": training.a_checkpoint_alone_rebuilds_it,
+    "training": training.a_few_steps_lower_the_loss,
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One named check of one candidate; call it."""
+
+    name: str
+    run: Callable[[Candidate], None]
+    candidate: Candidate
+
+    def __call__(self) -> None:
+        self.run(self.candidate)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def checks(ddp: bool = True, **components: Any) -> list[Check]:
+    """The checks of a component, or of several that are used together.
+
+    Args:
+        ddp: with the check that spawns two processes, which takes as long as all others; `ddp_equals_single` runs it
+            for many candidates at once.
+        components: arguments of `LoopedLM` that differ from the tiny linear model.
+    """
+    candidate = Candidate(components)
+    named = [Check(name, run, candidate) for name, run in SINGLE_PROCESS.items()]
+    return [*named, Check("ddp", ddp_equals_single, candidate)] if ddp else named

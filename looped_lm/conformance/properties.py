@@ -1,0 +1,229 @@
+"""What holds for a component at rest: gradients, counts, FLOPs, one recurrence, clean inputs, causality."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from looped_lm.accounting import FORWARD_ONLY, TRAINED, count_roles, flops_per_token, parameter_roles
+from looped_lm.blocks import Block
+from looped_lm.conformance.candidate import VOCAB, Candidate, batch, expect, expect_close
+from looped_lm.conformance.counting import Measured, measure
+from looped_lm.transformer import LoopedTransformer
+
+
+def every_parameter_learns(candidate: Candidate) -> None:
+    """A finite, non-zero gradient for every parameter, and for every recurrence's share of step-specific ones."""
+    lm = candidate.lm()
+    lm.loss(batch()).backward()
+    for name, p in lm.model.named_parameters():
+        expect(p.grad is not None, f"{name} gets no gradient: it is not part of the forward pass.")
+        assert p.grad is not None
+        expect(bool(p.grad.isfinite().all()), f"The gradient of {name} is not finite.")
+        expect(bool((p.grad != 0).any()), f"The gradient of {name} is zero: it could never train.")
+    r = lm.model.num_recurrences
+    for component in (lm.model.injection, lm.model.lanes):
+        for name, p in component.named_parameters():
+            if component.step_specific and p.dim() > 0 and len(p) == r:
+                assert p.grad is not None
+                idle = [i for i in range(r) if not bool((p.grad[i] != 0).any())]
+                expect(
+                    not idle,
+                    f"{type(component).__name__}.{name} does not train in recurrences {idle} of {r}.",
+                )
+
+
+def counts_and_roles_are_whole(candidate: Candidate) -> None:
+    """Every parameter is in one section, has one role, and reaches the optimizer once, which takes it as it starts."""
+    lm = candidate.lm(torch.float32, moved=False)
+    everything = sum(p.numel() for p in lm.model.parameters())
+    sections = lm.sections.as_dict()
+    expect(
+        sum(sections.values()) == everything,
+        f"The sections {sections} sum to {sum(sections.values())}, but there are {everything} parameters: some are "
+        "shared between sections or outside all of them.",
+    )
+    expect(sum(count_roles(lm.model).values()) == everything, "The roles do not cover every parameter.")
+    try:
+        optimizer = lm.configure_optimizers()["optimizer"]
+    except ValueError as error:
+        expect(False, f"The optimizer refuses the component: {error}")
+    grouped = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    expect(
+        sorted(grouped) == sorted(id(p) for p in lm.model.parameters()),
+        "The optimizer's groups do not hold every parameter exactly once.",
+    )
+    roles = parameter_roles(lm.model)
+    wrong = [n for n, p in lm.model.named_parameters() if roles[n] == "matrix" and p.dim() != 2]
+    expect(
+        not wrong, f"{wrong} have the role 'matrix' and are no matrices; name another in parameter_roles()."
+    )
+
+
+def _measured(model: LoopedTransformer, rows: int, seq_len: int) -> dict[str, Measured]:
+    """FLOPs per token of one recurrence's injection and lanes, and of one use of the block's residual."""
+    tokens, r = rows * seq_len, model.num_recurrences
+    x = torch.zeros(rows, seq_len, model.d_model, device="meta")
+
+    def inject() -> None:
+        for i in range(r):
+            model.injection(x, x, i)
+
+    state = model.lanes.expand(x)
+
+    def carry() -> None:
+        for i in range(r):
+            model.lanes.read(state, i)
+            model.lanes.write(state, x, i)
+
+    return {
+        "injection": measure(inject, r * tokens),
+        "lanes": measure(carry, r * tokens),
+        "residual": measure(lambda: model.residual(x, x), tokens),
+    }
+
+
+def flops_agree_with_the_counter(candidate: Candidate) -> None:
+    """Declared FLOPs lie between torch's count of matrix products and that plus every elementwise operation.
+
+    The whole training step agrees within 1%, once what the convention counts and torch does not is taken out: norm
+    scales, and what the components declare beyond their matrix products.
+    """
+    rows, seq_len = 2, 64
+    with torch.device("meta"):
+        model = candidate.lm(
+            torch.float32, moved=False, size=4, head_dim=64, seq_len=seq_len, batch_tokens=rows * seq_len
+        ).model
+        tokens = torch.zeros(rows, seq_len, dtype=torch.int64)
+    measured = _measured(model, rows, seq_len)
+    beyond: dict[str, float] = {}
+    for seam, flops in measured.items():
+        component = getattr(model, seam)
+        declared = component.flops_per_token()
+        beyond[seam] = declared - flops.products
+        expect(
+            0.99 * flops.products <= declared <= 1.01 * (flops.products + flops.elementwise),
+            f"{type(component).__name__}.flops_per_token() is {declared:,}, but one use does {flops.products:,.0f} "
+            f"FLOPs per token in matrix products, and {flops.elementwise:,.0f} elementwise.",
+        )
+
+    def step() -> None:
+        F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+
+    def scales(*layers: nn.Module) -> int:
+        norms = [m for part in layers for m in part.modules() if isinstance(m, nn.RMSNorm)]
+        return sum(p.numel() for norm in norms for p in norm.parameters())
+
+    r = model.num_recurrences
+    passes = sum(TRAINED if model.bptt.keeps_grad(i, r) else FORWARD_ONLY for i in range(r))
+    residuals = 2 * len(model.block) * beyond["residual"]
+    uncounted: float = TRAINED * 2 * scales(model.prelude, model.coda)
+    uncounted += passes * (2 * scales(model.block) + beyond["injection"] + beyond["lanes"] + residuals)
+    expected = flops_per_token(model, seq_len) - uncounted
+    counted = measure(step, tokens.numel()).products
+    expect(
+        abs(counted - expected) <= 0.01 * expected,
+        f"A training step does {counted:,.0f} FLOPs per token in matrix products; the accounting says {expected:,.0f}.",
+    )
+
+
+def one_recurrence_is_one_application(candidate: Candidate) -> None:
+    """At r = 1 the model is embed, prelude, injection, block, norm, coda, written out; twice in a row, too.
+
+    A component that keeps anything between calls, or counts them, fails.
+    """
+    try:
+        model = candidate.lm(num_recurrences=1).model
+    except ValueError:
+        return  # A component may need more than one recurrence, and says so.
+    inputs, _ = batch()
+    first, second = model.hidden(inputs), model.hidden(inputs)
+    cos, sin = model.rotary(inputs.shape[1])
+
+    def run(layers: nn.ModuleList, x: Tensor) -> Tensor:
+        for layer in layers:
+            assert isinstance(layer, Block)
+            x = layer.residual_attn(x, layer.attn(layer.norm_attn(x), cos, sin))
+            x = layer.residual_mlp(x, layer.mlp(layer.norm_mlp(x)))
+        return x
+
+    e = run(model.prelude, model.norm_emb(model.embedding(inputs)))
+    state = model.lanes.expand(model.injection.initial_state(e))
+    u = run(model.block, model.injection(e, model.lanes.read(state, 0), 0))
+    state = model.lanes.write(state, model.norm_recur(u), 0)
+    expected = model.norm_final(run(model.coda, model.lanes.reduce(state)))
+    expect_close(first, expected, "At r = 1 the model is not one application of its parts")
+    expect_close(second, first, "The same tokens give something else the second time")
+
+
+def _untouched(name: str, run: Callable[..., Any], *inputs: Any) -> Any:
+    before = tree_map(lambda t: t.clone(), inputs)
+    out = run(*inputs)
+    for old, new in zip(tree_leaves(before), tree_leaves(inputs), strict=True):
+        expect(
+            torch.equal(old, new),
+            f"{name} changes its input in place; gradients and telemetry need it as it was.",
+        )
+    return out
+
+
+def inputs_stay_as_they_are(candidate: Candidate) -> None:
+    """No method of a component writes into what it is given."""
+    model = candidate.lm().model
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(3)
+        e, y = (torch.randn(2, 5, model.d_model, generator=generator, dtype=torch.float64) for _ in range(2))
+        injection, lanes, residual = model.injection, model.lanes, model.residual
+        name = type(lanes).__name__
+        state = _untouched(f"{name}.expand", lanes.expand, injection.initial_state(e))
+        for i in range(model.num_recurrences):
+            s = _untouched(f"{name}.read", lambda x, i=i: lanes.read(x, i), state)
+            _untouched(f"{type(injection).__name__}.forward", lambda a, b, i=i: injection(a, b, i), e, s)
+            state = _untouched(f"{name}.write", lambda a, b, i=i: lanes.write(a, b, i), state, y)
+        _untouched(f"{name}.reduce", lanes.reduce, state)
+        _untouched(f"{type(injection).__name__}.initial_state", injection.initial_state, e)
+        _untouched(f"{type(residual).__name__}.forward", residual, e, y)
+
+
+def tokens_see_their_own_past_alone(candidate: Candidate) -> None:
+    """Logits at a position depend on that row's tokens up to there, and on nothing else."""
+    model = candidate.lm().model
+    inputs, _ = batch()
+    position = inputs.shape[1] // 2
+    changed = inputs.clone()
+    changed[0, position] = (changed[0, position] + 1) % VOCAB
+    with torch.no_grad():
+        before, after = model(inputs), model(changed)
+    expect_close(after[0, :position], before[0, :position], "A token changes logits before it: not causal")
+    expect_close(after[1:], before[1:], "A token changes logits of other rows")
+    expect(not torch.equal(after[0, position:], before[0, position:]), "A token changes no logit after it.")
+
+
+def more_recurrences_run_or_are_refused(candidate: Candidate) -> None:
+    """Evaluation with twice the recurrences runs under the component's rule, or is refused with a message."""
+    model = candidate.lm().model
+    inputs, _ = batch()
+    r = model.num_recurrences
+    with torch.no_grad():
+        try:
+            more = model(inputs, num_recurrences=2 * r)
+        except ValueError as error:
+            expect(bool(str(error)), "Evaluation with more recurrences is refused without a message.")
+            return
+        except Exception as error:
+            expect(
+                False,
+                f"Evaluation with {2 * r} recurrences ends in {type(error).__name__}: {error}. Say `step_specific` of "
+                "parameters that belong to one recurrence each, and give `beyond_trained` where there is a rule.",
+            )
+        expect(bool(more.isfinite().all()), f"With {2 * r} recurrences the logits are not finite.")
+        expect_close(
+            model(inputs, num_recurrences=r),
+            model(inputs),
+            "The trained number of recurrences is not the default",
+        )
