@@ -17,7 +17,11 @@ from looped_lm import (
     ScaledResidual,
     TruncatedBPTT,
 )
-from looped_lm.conformance import Candidate, checks, ddp_equals_single
+from looped_lm.conformance import Candidate, ConformanceError, checks
+from looped_lm.conformance.distributed import ddp_problems
+from looped_lm.conformance.training import compiled_equals_eager
+from tests import mutants
+from tests.test_accounting import SHIPPED_ARCHITECTURES, shipped
 from tests.test_extension import GatedInjection, LastRecurrence, MeanLane, SignDescent
 from tests.test_residual import LayerScale
 
@@ -56,5 +60,72 @@ def test_it_conforms(check: Any) -> None:
     check()
 
 
+#: Check -> components that it must find fault with, and a word of the message.
+MUTANTS: list[tuple[str, dict[str, Any], str]] = [
+    ("gradients", dict(injection=mutants.UnusedParameter), "injection.spare gets no gradient"),
+    ("gradients", dict(injection=mutants.CutGradient), "gradient of injection.gain is zero"),
+    (
+        "gradients",
+        dict(lanes=mutants.IdleRecurrence),
+        r"alpha does not train in recurrences \[1, 2, 3\] of 4",
+    ),
+    ("counts", dict(injection=mutants.ZeroMatrix), "starts with norm 0.0"),
+    (
+        "counts",
+        dict(injection=mutants.SharedInjection, residual=mutants.SharedResidual),
+        "shared between sections",
+    ),
+    ("flops", dict(injection=mutants.TooCheap), "TooCheap.flops_per_token"),
+    ("flops", dict(injection=mutants.TooDear), "TooDear.flops_per_token"),
+    ("flops", dict(residual=mutants.DearResidual), "DearResidual.flops_per_token"),
+    ("flops", dict(lanes=mutants.HiddenProduct), "the accounting says"),
+    ("one_recurrence", dict(injection=mutants.CallCounter), "At r = 1"),
+    ("inputs", dict(lanes=mutants.InPlaceWrite), "InPlaceWrite.write changes its input"),
+    ("inputs", dict(injection=mutants.InPlaceState), "InPlaceState.forward changes its input"),
+    ("causality", dict(injection=mutants.LooksAhead), "not causal"),
+    ("causality", dict(injection=mutants.LooksAside), "other rows"),
+    ("more_recurrences", dict(injection=mutants.TableWithoutRule), "ends in IndexError"),
+    ("autocast", dict(injection=mutants.OneDtype), "dtype"),
+    ("compiled", dict(injection=mutants.OtherWhenCompiled), "Compilation changes the loss"),
+    ("checkpoint", dict(injection=mutants.lost_argument), "gives another loss"),
+    ("training", dict(optimizer=mutants.Ascent), "does not lower its loss"),
+]
+
+
+@pytest.mark.parametrize("name, components, message", MUTANTS)
+def test_each_check_finds_its_fault(name: str, components: dict[str, Any], message: str) -> None:
+    (check,) = [c for c in checks(**components) if str(c) == name]
+    with pytest.raises((ConformanceError, RuntimeError), match=message):
+        check()
+
+
+def test_every_check_has_a_mutant() -> None:
+    assert {str(c) for c in checks()} == {name for name, _, _ in MUTANTS} | {"ddp"}
+
+
 def test_all_of_them_train_the_same_on_two_processes() -> None:
-    ddp_equals_single(*(Candidate(own) for own in COMPONENTS.values()))
+    """One pair of processes; two mutants among the candidates are found, and nothing else."""
+    faulty = [
+        Candidate(dict(injection=mutants.UnusedParameter)),
+        Candidate(dict(injection=mutants.LooksAside)),
+    ]
+    sound = [Candidate(own) for own in COMPONENTS.values()]
+    unused, aside, *rest = ddp_problems(*faulty, *sound)
+    assert unused is not None and unused.startswith("DDP stops: ") and "unused" not in str(rest)
+    assert aside is not None and aside.startswith("DDP changes the gradient of ")
+    assert rest == [None] * len(sound)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMPONENTS)
+def test_inductor_equals_eager(name: str) -> None:
+    compiled_equals_eager(Candidate(COMPONENTS[name]), backend="inductor")
+
+
+@pytest.mark.parametrize("config", SHIPPED_ARCHITECTURES)
+def test_every_shipped_architecture_learns(config: str) -> None:
+    """In its own layout: every parameter has a gradient and a few steps lower the loss."""
+    components = shipped(config)
+    for check in checks(**components):
+        if str(check) in ("gradients", "training"):
+            check()

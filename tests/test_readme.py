@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,23 @@ def test_the_sample_injection_trains_with_the_sample_command(
     status, out = run_cli(*command, *tiny_options(tiny_data_dir))
     assert status == 0, out
     assert "(completed)" in out
+
+
+def test_the_sample_injection_passes_the_sample_conformance_test(
+    in_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample = next(block for block in blocks(README, "python") if "class GatedInjection" in block)
+    (in_folder / "my_injection.py").write_text(sample)
+    monkeypatch.syspath_prepend(str(in_folder))
+    monkeypatch.delitem(sys.modules, "my_injection", raising=False)
+    namespace: dict[str, Any] = {}
+    exec(next(block for block in blocks(README, "python") if "conformance import" in block), namespace)
+    (mark,) = namespace["test_gated_injection"].pytestmark
+    names = [str(check) for check in mark.args[1]]
+    assert {"gradients", "flops", "compiled", "ddp", "checkpoint", "causality"} <= set(names)
+    for check in mark.args[1]:
+        if str(check) != "ddp":  # Two processes more; test_conformance.py has them.
+            namespace["test_gated_injection"](check)
 
 
 def test_the_sample_in_python_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,165 @@
+"""Components that break one promise each, for the test that the conformance suite notices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from looped_lm import (
+    AdditiveInjection,
+    HyperConnectionLanes,
+    Injection,
+    LinearInjection,
+    PlainResidual,
+    ScaledResidual,
+    SingleLane,
+)
+from tests.test_extension import SignDescent
+
+
+class UnusedParameter(LinearInjection):
+    def __init__(self, d_model: int) -> None:
+        super().__init__(d_model)
+        self.spare = nn.Parameter(torch.ones(d_model))
+
+
+class CutGradient(LinearInjection):
+    def __init__(self, d_model: int) -> None:
+        super().__init__(d_model)
+        self.gain = nn.Parameter(torch.ones(d_model))
+
+    def forward(self, e: Tensor, s: Tensor, i: int) -> Tensor:
+        return super().forward(e, s, i) + 0.0 * self.gain
+
+
+class IdleRecurrence(HyperConnectionLanes):
+    """Reads with the weights of the first recurrence always."""
+
+    def read_weights(self, i: int) -> Tensor:
+        return self.alpha[0] + 0.0 * self.alpha.sum()
+
+
+class ZeroMatrix(LinearInjection):
+    def __init__(self, d_model: int) -> None:
+        super().__init__(d_model)
+        nn.init.zeros_(self.proj.weight)
+
+
+SHARED = nn.Parameter(torch.ones(64))
+
+
+class SharedInjection(AdditiveInjection):
+    def __init__(self, d_model: int) -> None:
+        super().__init__(d_model)
+        self.gain = SHARED
+
+
+class SharedResidual(PlainResidual):
+    def __init__(self, d_model: int, num_recurrences: int) -> None:
+        super().__init__(d_model, num_recurrences)
+        self.gain = SHARED
+
+
+class TooCheap(LinearInjection):
+    def flops_per_token(self) -> int:
+        return super().flops_per_token() // 2
+
+
+class TooDear(AdditiveInjection):
+    def flops_per_token(self) -> int:
+        return 2 * self.d_model
+
+
+class DearResidual(ScaledResidual):
+    def flops_per_token(self) -> int:
+        return 3 * self.d_model
+
+
+class HiddenProduct(SingleLane):
+    """A matrix where no FLOPs are declared for: at the end of the loop."""
+
+    def __init__(self, d_model: int, num_recurrences: int) -> None:
+        super().__init__(d_model, num_recurrences)
+        self.out = nn.Linear(d_model, 4 * d_model, bias=False)
+        self.back = nn.Linear(4 * d_model, d_model, bias=False)
+
+    def reduce(self, state: Tensor) -> Tensor:
+        return self.back(self.out(state))
+
+
+class CallCounter(AdditiveInjection):
+    """Depends on how often it was called."""
+
+    calls = 0
+
+    def forward(self, e: Tensor, s: Tensor, i: int) -> Tensor:
+        self.calls += 1
+        return s + e / self.calls
+
+
+class InPlaceWrite(SingleLane):
+    def write(self, state: Tensor, y: Tensor, i: int) -> Tensor:
+        return y.mul_(2.0)
+
+
+class InPlaceState(AdditiveInjection):
+    def forward(self, e: Tensor, s: Tensor, i: int) -> Tensor:
+        s += 0.5
+        return s + e
+
+
+class LooksAhead(LinearInjection):
+    def forward(self, e: Tensor, s: Tensor, i: int) -> Tensor:
+        return super().forward(e, s, i) + s.mean(dim=1, keepdim=True)
+
+
+class LooksAside(LinearInjection):
+    """What batch normalisation would do."""
+
+    def forward(self, e: Tensor, s: Tensor, i: int) -> Tensor:
+        return super().forward(e, s, i) - s.mean(dim=0, keepdim=True)
+
+
+class TableWithoutRule(AdditiveInjection):
+    """A row for each of four recurrences, and nothing said about it."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__(d_model)
+        self.table = nn.Parameter(torch.ones(4, d_model))
+
+    def forward(self, e: Tensor, s: Tensor, i: int) -> Tensor:
+        return s + e + self.table[i]
+
+
+class OneDtype(LinearInjection):
+    """lerp wants one dtype; under autocast the product is bf16 and the state fp32."""
+
+    def forward(self, e: Tensor, s: Tensor, i: int) -> Tensor:
+        return torch.lerp(s, super().forward(e, s, i), 0.5)
+
+
+class OtherWhenCompiled(LinearInjection):
+    def forward(self, e: Tensor, s: Tensor, i: int) -> Tensor:
+        u = super().forward(e, s, i)
+        return 2.0 * u if torch.compiler.is_compiling() else u
+
+
+def lost_argument(d_model: int) -> Injection:
+    """Sets up a component with something that its constructor's arguments do not tell."""
+    injection = WithFactor(d_model)
+    injection.factor = 2.0
+    return injection
+
+
+class WithFactor(LinearInjection):
+    factor = 1.0
+
+    def forward(self, e: Tensor, s: Tensor, i: int) -> Tensor:
+        return self.factor * super().forward(e, s, i)
+
+
+class Ascent(SignDescent):
+    def __init__(self, params: Any, lr: float = 1e-3, scale: float = -1.0) -> None:
+        super().__init__(params, lr, scale)
