@@ -146,6 +146,20 @@ class OtherWhenCompiled(LinearInjection):
         return 2.0 * u if torch.compiler.is_compiling() else u
 
 
+class OtherWhenRecomputed(LinearInjection):
+    """Another result when a recurrence runs again."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__(d_model)
+        self.seen: set[int] = set()
+
+    def forward(self, e: Tensor, s: Tensor, i: int) -> Tensor:
+        u = super().forward(e, s, i)
+        u = 1.5 * u if i in self.seen else u
+        self.seen.add(i)
+        return u
+
+
 def lost_argument(d_model: int) -> Injection:
     """Sets up a component with something that its constructor's arguments do not tell."""
     injection = WithFactor(d_model)

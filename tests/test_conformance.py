@@ -87,6 +87,7 @@ MUTANTS: list[tuple[str, dict[str, Any], str]] = [
     ("more_recurrences", dict(injection=mutants.TableWithoutRule), "ends in IndexError"),
     ("autocast", dict(injection=mutants.OneDtype), "dtype"),
     ("compiled", dict(injection=mutants.OtherWhenCompiled), "Compilation changes the loss"),
+    ("recompute", dict(injection=mutants.OtherWhenRecomputed), "Recomputation changes"),
     ("checkpoint", dict(injection=mutants.lost_argument), "gives another loss"),
     ("training", dict(optimizer=mutants.Ascent), "does not lower its loss"),
 ]

@@ -39,6 +39,7 @@ SINGLE_PROCESS: dict[str, Callable[[Candidate], None]] = {
     "more_recurrences": properties.more_recurrences_run_or_are_refused,
     "autocast": training.mixed_precision_agrees,
     "compiled": training.compiled_equals_eager,
+    "recompute": training.recomputation_changes_nothing,
     "checkpoint": training.a_checkpoint_alone_rebuilds_it,
     "training": training.a_few_steps_lower_the_loss,
 }

@@ -1,4 +1,4 @@
-"""What holds for a component in training: precision, compilation, checkpoints, a falling loss."""
+"""What holds for a component in training: precision, compilation, recomputation, checkpoints, a falling loss."""
 
 from __future__ import annotations
 
@@ -54,6 +54,11 @@ def compiled_equals_eager(candidate: Candidate, backend: str = "aot_eager") -> N
         module.compile(backend=backend)
     _expect_same(compiled, eager, "Compilation", 1e-9)
     expect(list(compiled.state_dict()) == list(eager.state_dict()), "Compilation renames parameters.")
+
+
+def recomputation_changes_nothing(candidate: Candidate) -> None:
+    """Running each recurrence again in the backward pass gives the same loss and gradients."""
+    _expect_same(candidate.lm(recompute=True), candidate.lm(), "Recomputation", 1e-12)
 
 
 def a_checkpoint_alone_rebuilds_it(candidate: Candidate) -> None:
