@@ -19,15 +19,12 @@ from looped_lm import LoopedTransformer, MuonH
 from looped_lm.accounting import flops_per_token, parameter_roles
 from looped_lm.compilation import compile_in_place
 
-COMPONENTS = ("injection", "lanes", "bptt")
-
 
 def model_of(config: str, **overrides: Any) -> LoopedTransformer:
     """The architecture of a shipped config, in the sizes given."""
     settings = yaml.safe_load((files("configs") / f"{config}.yaml").read_text())["model"]
-    for key in COMPONENTS:
-        if isinstance(settings.get(key), str):
-            settings[key] = {"class_path": settings[key]}
+    # A component without arguments is named by its class alone.
+    settings = {k: {"class_path": v} if isinstance(v, str) else v for k, v in settings.items()}
     return LoopedTransformer(**{**settings, **overrides})
 
 
