@@ -11,11 +11,14 @@ import lightning as L
 from lightning.pytorch.callbacks import BasePredictionWriter
 from torch import Tensor
 
+from looped_lm import LoopedLM
+
 
 class PredictionWriter(BasePredictionWriter):
     """Writes the loss of every token (nats) as JSON lines, one row of the data each, into the run's log folder.
 
-    Each line holds `loss` (mean over the row) and `token_losses`. Every process writes a file of its own.
+    Each line holds `loss` (mean over the row), `token_losses` and the `recurrences` they were computed with. Every
+    process writes a file of its own.
     """
 
     def __init__(self) -> None:
@@ -34,7 +37,7 @@ class PredictionWriter(BasePredictionWriter):
     def write_on_batch_end(
         self,
         trainer: L.Trainer,
-        pl_module: L.LightningModule,
+        pl_module: LoopedLM,  # type: ignore[override]
         prediction: Tensor,
         batch_indices: Sequence[int] | None,
         batch: Any,
@@ -42,9 +45,11 @@ class PredictionWriter(BasePredictionWriter):
         dataloader_idx: int,
     ) -> None:
         for row in prediction.float().cpu():
-            self._file.write(json.dumps({"loss": float(row.mean()), "token_losses": row.tolist()}) + "\n")
+            losses = {"loss": float(row.mean()), "token_losses": row.tolist()}
+            self._file.write(json.dumps({"recurrences": pl_module.eval_recurrences, **losses}) + "\n")
             self._rows += 1
 
-    def on_predict_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_predict_end(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:  # type: ignore[override]
         self._file.close()
-        print(f"\nloss of every token of {self._rows:,} rows: {self._path}")
+        r = pl_module.eval_recurrences
+        print(f"\nloss of every token of {self._rows:,} rows with {r} recurrences: {self._path}")

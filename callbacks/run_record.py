@@ -122,6 +122,10 @@ class RunRecordWriter(L.Callback):
             validation = dict.fromkeys(validation)
         model, data = pl_module.model, trainer.datamodule  # type: ignore[attr-defined]
         monitor = flops_monitor(trainer, needed_by="callbacks.RunRecordWriter")
+        flops_per_token = pl_module.flops_per_token
+        if pl_module.recurrences.varies and monitor.tokens:
+            # Of the steps taken: fewer than planned, or some with other batches before a resume, have another mean.
+            flops_per_token = monitor.flops / monitor.tokens
         provenance = pl_module.provenance
         return RunRecord(
             schema_version=RunRecord.SCHEMA_VERSION,
@@ -153,7 +157,7 @@ class RunRecordWriter(L.Callback):
             tokens=monitor.tokens,
             tokens_target=pl_module.plan.tokens,
             batch_tokens=pl_module.batch_tokens,
-            flops_per_token=pl_module.flops_per_token,
+            flops_per_token=flops_per_token,
             training_flops=monitor.flops,
             flops_convention="paper",
             flops_budget=pl_module.plan.flops_budget,

@@ -172,8 +172,19 @@ _NAMES = {
 
 def _architecture(record: RunRecord) -> tuple[str, str]:
     """(injection with lanes, gradients) in the words of the CSV files; a component of one's own keeps its
-    label.
+    label. Counts of recurrences that are drawn in training stand beside the gradients; their seed does not.
     """
+    injection, bptt = _fixed_architecture(record)
+    counts = record.components.get("recurrences")
+    if counts is not None:
+        init_args = {k: v for k, v in counts["init_args"].items() if k != "seed"}
+        label = _label({"recurrences": {**counts, "init_args": init_args}}, "recurrences")
+        if label != "FixedRecurrences":
+            return injection, f"{bptt}+{label}"
+    return injection, bptt
+
+
+def _fixed_architecture(record: RunRecord) -> tuple[str, str]:
     if record.num_recurrences == 1:
         return "none", "full"
     parts = [_label(record.components, "injection")]

@@ -68,7 +68,9 @@ class RunRecord:
     coda_layers: int
     num_recurrences: int
     components: dict[str, dict[str, Any]]
-    """Seam name -> {"class_path": str, "init_args": dict}, such as injection, lanes, bptt, optimizer."""
+    """Seam name -> {"class_path": str, "init_args": dict}, such as injection, lanes, bptt, optimizer. A record that is
+    older than a seam lacks it.
+    """
     parameters: dict[str, int]
     """Section -> count: embedding, prelude, block, injection, lanes, coda, norms, head."""
     n_once: int
@@ -81,6 +83,7 @@ class RunRecord:
     tokens_target: float
     batch_tokens: int
     flops_per_token: float
+    """The mean over the tokens so far where steps differ in their recurrences."""
     training_flops: float
     flops_convention: str
     flops_budget: float | None

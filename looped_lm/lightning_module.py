@@ -37,7 +37,6 @@ RECIPE = (
     "transfer",
     "schedule",
     "optimizer",
-    "recurrences",
     "batch_tokens",
     "val_every_steps",
     "compile_layers",
@@ -239,6 +238,10 @@ class LoopedLM(L.LightningModule):
             sums = torch.stack((self._step_nats, torch.full_like(self._step_nats, self._step_tokens)))
             nats, tokens = self.trainer.strategy.reduce(sums, reduce_op="sum")
             self.log("train/loss", nats / tokens, prog_bar=self._bar_needs_telling())
+            if self.recurrences.varies:
+                # A loss of few recurrences does not compare with one of many.
+                count = self.step_recurrences(self.trainer.global_step)
+                self.log("train/recurrences", torch.tensor(float(count), dtype=torch.float64))
         self._step_nats, self._step_tokens = None, 0
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:

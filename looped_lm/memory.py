@@ -34,7 +34,7 @@ class Memory:
         return self.weights + self.gradients + self.optimizer + self.activations
 
 
-def saved_bytes(model: LoopedTransformer, rows: int, seq_len: int) -> int:
+def saved_bytes(model: LoopedTransformer, rows: int, seq_len: int, num_recurrences: int | None = None) -> int:
     """Bytes that one micro-batch keeps for the backward pass: unique storages of the saved tensors, weights aside."""
     kept: dict[int, Tensor] = {}
     # Fake tensors of a CPU take the attention kernel that a real run takes; on the meta device there is only the plain
@@ -63,7 +63,7 @@ def saved_bytes(model: LoopedTransformer, rows: int, seq_len: int) -> int:
             model.observer = observe
         tokens = torch.zeros(rows, seq_len, dtype=torch.int64)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            functional_call(model, state, (tokens, tokens))
+            functional_call(model, state, (tokens, tokens, num_recurrences))
         model.observer = None
     return sum(t.untyped_storage().nbytes() for t in kept.values())
 
@@ -79,9 +79,16 @@ def state_floats(factory: Callable[[Any], Optimizer], role: str) -> float:
 
 
 def estimate(
-    model: LoopedTransformer, rows: int, seq_len: int, optimizer: Callable[[Any], Optimizer] = MuonH
+    model: LoopedTransformer,
+    rows: int,
+    seq_len: int,
+    optimizer: Callable[[Any], Optimizer] = MuonH,
+    num_recurrences: int | None = None,
 ) -> Memory:
-    """Memory of one process that trains on micro-batches of `rows` rows; the model is on the meta device."""
+    """Memory of one process that trains on micro-batches of `rows` rows; the model is on the meta device.
+
+    `num_recurrences` is the largest count that training runs; None: the model's own.
+    """
     roles = count_roles(model)
     parameters = sum(roles.values())
     state = sum(int(n * state_floats(optimizer, role)) for role, n in roles.items())
@@ -89,5 +96,5 @@ def estimate(
         weights=FLOAT_BYTES * parameters,
         gradients=FLOAT_BYTES * parameters,
         optimizer=FLOAT_BYTES * state,
-        activations=saved_bytes(model, rows, seq_len),
+        activations=saved_bytes(model, rows, seq_len, num_recurrences),
     )

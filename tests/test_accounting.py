@@ -159,6 +159,7 @@ def shipped(config: str) -> dict[str, Any]:
         spec = model[seam] if isinstance(model[seam], dict) else {"class_path": model[seam]}
         arguments[seam] = as_factory(spec)
     arguments["bptt"] = arguments["bptt"]()
+    del arguments["recurrences"]  # of training, not of the model
     return arguments
 
 

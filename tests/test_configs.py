@@ -37,7 +37,10 @@ ARCHITECTURES = {
         "PlainResidual",
         "FullBPTT",
     ),
+    "r8_sampled.yaml": ((2, 2, 2), 8, "LinearInjection", "SingleLane", "PlainResidual", "TruncatedBPTT"),
 }
+#: Configs whose training steps run other counts than the model's own.
+SAMPLERS = {"r8_sampled.yaml": "LogNormalPoisson"}
 SCALES = ["base.yaml", "paper.yaml"]
 
 
@@ -71,7 +74,9 @@ def test_an_architecture_config_says_what_its_name_says_and_nothing_about_scale(
     layout, r, injection, lanes, residual, bptt = ARCHITECTURES[config]
     assert (model["prelude_layers"], model["recurrent_layers"], model["coda_layers"]) == layout
     assert model["num_recurrences"] == r
-    for key, name in (("injection", injection), ("lanes", lanes), ("residual", residual), ("bptt", bptt)):
+    components = {"injection": injection, "lanes": lanes, "residual": residual, "bptt": bptt}
+    components["recurrences"] = SAMPLERS.get(config, "FixedRecurrences")
+    for key, name in components.items():
         spec = model[key]
         assert (spec["class_path"] if isinstance(spec, dict) else spec) == f"looped_lm.{name}"
     architecture = {
@@ -82,6 +87,7 @@ def test_an_architecture_config_says_what_its_name_says_and_nothing_about_scale(
         "injection",
         "lanes",
         "residual",
+        "recurrences",
         "bptt",
     }
     assert {k: v for k, v in model.items() if k not in architecture} == {
@@ -138,6 +144,13 @@ SWAPS = {
         "residual",
         {"class_path": "looped_lm.ScaledResidual", "init_args": {"gain": 0.5}},
     ),
+    "--model.recurrences=LogNormalPoisson --model.recurrences.max_recurrences=9": (
+        "recurrences",
+        {
+            "class_path": "looped_lm.LogNormalPoisson",
+            "init_args": {"sigma": 0.5, "max_recurrences": 9, "seed": 0},
+        },
+    ),
     "--model.bptt=looped_lm.TruncatedBPTT --model.bptt.window=2": (
         "bptt",
         {"class_path": "looped_lm.TruncatedBPTT", "init_args": {"window": 2}},
@@ -174,7 +187,7 @@ def test_swapping_a_seam_gives_the_expected_config(run_cli: Any, options: str) -
     assert spec["class_path"] == expected["class_path"]
     given = expected.get("init_args", {})
     assert {k: v for k, v in spec.get("init_args", {}).items() if k in given} == given
-    if key in ("injection", "lanes", "residual", "bptt", "horizon", "schedule"):
+    if key in ("injection", "lanes", "residual", "recurrences", "bptt", "horizon", "schedule"):
         assert set(spec.get("init_args", {})) == set(given)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from looped_lm.accounting import CONVENTIONS, flops_per_token
+from looped_lm.accounting import CONVENTIONS, mean_flops_per_token
 from looped_lm.cli import LoopedCLI
 from looped_lm.lightning_module import LoopedLM
 from looped_lm.memory import estimate
@@ -47,10 +48,11 @@ def table(model: LoopedLM, batch_size: int, devices: int) -> str:
     """
     net, sections, plan = model.model, model.sections, model.plan
     micro_batches = accumulation(model.batch_tokens, batch_size, model.seq_len, devices)
-    memory = estimate(net, batch_size, model.seq_len, model.optimizer_factory)
+    memory = estimate(net, batch_size, model.seq_len, model.optimizer_factory, max(model.drawn))
     layers = f"{len(net.prelude)}-{len(net.block)}-{len(net.coda)}"
     rows: list[tuple[str, str]] = [
         ("layout", f"{layers}, the block run {net.num_recurrences} times"),
+        *([("recurrences in training", described(model.drawn))] if model.recurrences.varies else []),
         (
             "width",
             f"d_model {net.d_model}, {net.n_heads} heads of {net.head_dim}, {net.n_kv_heads} key/value heads",
@@ -63,7 +65,7 @@ def table(model: LoopedLM, batch_size: int, devices: int) -> str:
         ("N (without embedding and head)", f"{sections.n:,}"),
         ("", ""),
         *(
-            (f"FLOPs/token ({name})", f"{flops_per_token(net, model.seq_len, name):.6e}")
+            (f"FLOPs/token ({name})", f"{mean_flops_per_token(net, model.seq_len, model.drawn, name):.6e}")
             for name in CONVENTIONS
         ),
         ("training FLOPs", f"{plan.steps * model.batch_tokens * model.flops_per_token:.4e}"),
@@ -85,6 +87,12 @@ def table(model: LoopedLM, batch_size: int, devices: int) -> str:
     ]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {value}".rstrip() for name, value in rows)
+
+
+def described(drawn: Mapping[int, int]) -> str:
+    """The counts of recurrences that the steps of a run draw, in words."""
+    mean = sum(r * steps for r, steps in drawn.items()) / sum(drawn.values())
+    return f"drawn for every step: {min(drawn)} to {max(drawn)}, mean {mean:.2f}"
 
 
 def processes(devices: Any, num_nodes: int) -> int:
