@@ -37,7 +37,7 @@ class PredictionWriter(BasePredictionWriter):
     def write_on_batch_end(
         self,
         trainer: L.Trainer,
-        pl_module: LoopedLM,  # type: ignore[override]
+        pl_module: LoopedLM,
         prediction: Tensor,
         batch_indices: Sequence[int] | None,
         batch: Any,
@@ -49,7 +49,7 @@ class PredictionWriter(BasePredictionWriter):
             self._file.write(json.dumps({"recurrences": pl_module.eval_recurrences, **losses}) + "\n")
             self._rows += 1
 
-    def on_predict_end(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:  # type: ignore[override]
+    def on_predict_end(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
         self._file.close()
         r = pl_module.eval_recurrences
         print(f"\nloss of every token of {self._rows:,} rows with {r} recurrences: {self._path}")
