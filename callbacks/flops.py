@@ -9,6 +9,7 @@ import lightning as L
 import torch
 from lightning.fabric.utilities.throughput import get_available_flops
 
+from callbacks.scalars import write_scalars
 from looped_lm import LoopedLM
 
 
@@ -91,8 +92,7 @@ class FlopsMonitor(L.Callback):
         }
         if self.peak_flops:
             values["speed/mfu"] = flops_per_second / (self.peak_flops * trainer.world_size)
-        # float64: cumulative FLOPs lose their last steps in fp32.
-        pl_module.log_dict({k: torch.tensor(v, dtype=torch.float64) for k, v in values.items()})
+        write_scalars(trainer, values)
         self._restart_clock()
 
 

@@ -5,20 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 import lightning as L
-import torch
 
+from callbacks.scalars import write_scalars
 from looped_lm import LoopedLM
 
 
 class LearningRates(L.Callback):
-    """Logs `lr/<role>`: the rate that the last optimizer step used."""
+    """Writes `lr/<role>` to the loggers: the rate that the last optimizer step used."""
+
+    def __init__(self) -> None:
+        self._rates: dict[str, float] = {}
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: LoopedLM, optimizer: Any) -> None:
+        self._rates = {}
         if pl_module.logs_step(trainer.global_step + 1):
-            # Tensors on the host: Lightning would copy plain numbers to the device, and fetch them back.
-            pl_module.log_dict(
-                {
-                    f"lr/{group['role']}": torch.tensor(float(group["lr"]), dtype=torch.float64)
-                    for group in optimizer.param_groups
-                }
-            )
+            self._rates = {f"lr/{group['role']}": float(group["lr"]) for group in optimizer.param_groups}
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: LoopedLM, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        write_scalars(trainer, self._rates)
+        self._rates = {}

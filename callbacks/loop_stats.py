@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from callbacks.scalars import write_scalars
 from looped_lm import LoopedLM
 
 
 class LoopStats(L.Callback):
-    """Logs how the state develops over the recurrences, and how the lanes mix it, at logging steps only.
+    """Writes how the state develops over the recurrences, and how the lanes mix it, to the loggers at logging steps.
 
     With s the state after recurrence i (all lanes of it) and s' the one after recurrence i-1:
 
@@ -25,8 +26,7 @@ class LoopStats(L.Callback):
       (`Lanes.mixing_matrices`): products of values above 1 let the lanes grow without bound.
 
     Values come from the first rows of the last micro-batch of the step, on rank zero: a sample of that size is copied
-    per recurrence, never a whole state. They go to the loggers directly, in one transfer from the device: the number
-    of recurrences may differ from step to step, and Lightning repeats a metric that is not logged anew.
+    per recurrence, never a whole state. A recurrence that did not run is not logged.
 
     Args:
         rows: rows of the micro-batch that are looked at; each has T·d numbers per lane.
@@ -40,7 +40,7 @@ class LoopStats(L.Callback):
             raise ValueError(f"rows is {rows}; LoopStats must look at least at 1 row of the micro-batch.")
         self.rows = rows
         self._values: dict[str, Tensor] = {}
-        self._previous: Tensor | None = None
+        self._previous: tuple[Tensor, Tensor] | None = None
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: LoopedLM, batch: Any, batch_idx: int
@@ -62,12 +62,12 @@ class LoopStats(L.Callback):
             return
         size = torch.linalg.vector_norm(sample)
         self._values[f"loop/state_norm_{i}"] = size / sample.numel() ** 0.5
-        previous, self._previous = self._previous, sample
+        before, self._previous = self._previous, (sample, size)
         # A state may grow with the recurrences; then there is nothing to compare.
-        if previous is not None and previous.shape == sample.shape:
-            before = torch.linalg.vector_norm(previous)
-            self._values[f"loop/cosine_{i}"] = (sample * previous).sum() / (size * before)
-            self._values[f"loop/change_{i}"] = torch.linalg.vector_norm(sample - previous) / before
+        if before is not None and before[0].shape == sample.shape:
+            previous, its_size = before
+            self._values[f"loop/cosine_{i}"] = torch.dot(sample, previous) / (size * its_size)
+            self._values[f"loop/change_{i}"] = torch.linalg.vector_norm(sample - previous) / its_size
 
     def _sample(self, state: Any) -> Tensor | None:
         """The first rows of every tensor (..,B,T,d) of a state of any form, as one vector of at least fp32."""
@@ -82,17 +82,14 @@ class LoopStats(L.Callback):
     ) -> None:
         if not self._values:
             return
-        names, values = list(self._values), list(self._values.values())
+        values: dict[str, Tensor | float] = {**self._values}
         self._values = {}
         mixing = pl_module.model.lanes.mixing_matrices()
-        parts = [torch.stack(values)] if mixing is None else [torch.stack(values), mixing.detach().flatten()]
-        numbers = torch.cat(parts).tolist()
-        metrics = dict(zip(names, numbers, strict=False))
         if mixing is not None:
-            matrices = np.array(numbers[len(names) :]).reshape(mixing.shape)
-            metrics |= {f"loop/mixing_{i}": largest_singular_value(m) for i, m in enumerate(matrices)}
-        for logger in trainer.loggers:
-            logger.log_metrics(metrics, step=trainer.global_step)
+            # On the host: the decomposition of such small matrices waits for an accelerator more than once.
+            for i, matrix in enumerate(mixing.detach().double().cpu().numpy()):
+                values[f"loop/mixing_{i}"] = largest_singular_value(matrix)
+        write_scalars(trainer, values)
 
 
 def largest_singular_value(matrix: np.ndarray) -> float:
