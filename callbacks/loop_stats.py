@@ -84,10 +84,11 @@ class LoopStats(L.Callback):
             return
         values: dict[str, Tensor | float] = {**self._values}
         self._values = {}
-        mixing = pl_module.model.lanes.mixing_matrices()
+        with torch.no_grad():
+            mixing = pl_module.model.lanes.mixing_matrices()
         if mixing is not None:
             # On the host: the decomposition of such small matrices waits for an accelerator more than once.
-            for i, matrix in enumerate(mixing.detach().double().cpu().numpy()):
+            for i, matrix in enumerate(mixing.double().cpu().numpy()):
                 values[f"loop/mixing_{i}"] = largest_singular_value(matrix)
         write_scalars(trainer, values)
 

@@ -136,7 +136,7 @@ class HyperConnectionLanes(Lanes):
         return state.sum(dim=0)
 
     def mixing_matrices(self) -> Tensor:
-        return self.mixing
+        return torch.stack([self.mixing_matrix(i) for i in range(self.num_recurrences)])
 
     def flops_per_token(self) -> int:
         return 2 * (self.num_lanes**2 + 2 * self.num_lanes) * self.d_model

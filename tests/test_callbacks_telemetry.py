@@ -17,10 +17,12 @@ from callbacks import GradientNorm, LearningRates, LoopStats, UpdateNorms
 from callbacks.loop_stats import largest_singular_value
 from callbacks.norms import norm
 from looped_lm import (
+    DoublyStochasticLanes,
     HyperConnectionLanes,
     LinearInjection,
     LoopedLM,
     PassthroughInjection,
+    RecurrenceSampler,
     SingleLane,
     Steps,
     TruncatedBPTT,
@@ -153,27 +155,32 @@ def test_a_recomputed_recurrence_is_seen_once(tmp_path: Path) -> None:
     ]
 
 
+class FewerAndFewer(RecurrenceSampler):
+    """3, 2, ..."""
+
+    def sample(self, step: int) -> int:
+        return self.num_recurrences - step
+
+
 def test_a_recurrence_that_does_not_run_is_not_logged_again(tmp_path: Path) -> None:
     """The number of recurrences may change from step to step."""
-    lm, logger = tiny_lm(num_recurrences=3, horizon=Steps(2)), RecordingLogger()
-
-    class Fewer(L.Callback):
-        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-            pl_module.model.num_recurrences = 3 - batch_idx
-
-    tiny_trainer(tmp_path, [Fewer(), LoopStats()], logger=logger).fit(lm, datamodule=TinyData())
+    lm = tiny_lm(num_recurrences=3, horizon=Steps(2), recurrences=FewerAndFewer)
+    logger = RecordingLogger()
+    tiny_trainer(tmp_path, [LoopStats()], logger=logger).fit(lm, datamodule=TinyData())
     assert [s for s, _ in logger.series("loop/state_norm_1")] == [1, 2]
     assert [s for s, _ in logger.series("loop/state_norm_2")] == [1]
 
 
-def test_the_largest_singular_value_of_every_mixing_matrix(tmp_path: Path) -> None:
-    lm = tiny_lm(lanes=lambda d, r: HyperConnectionLanes(d, r, 3), injection=PassthroughInjection)
+@pytest.mark.parametrize("lanes", [HyperConnectionLanes, DoublyStochasticLanes])
+def test_the_largest_singular_value_of_every_mixing_matrix(tmp_path: Path, lanes: type) -> None:
+    lm = tiny_lm(lanes=lambda d, r: lanes(d, r, 3), injection=PassthroughInjection)
     perturb(lm.model)
     logger, after = RecordingLogger(), []
 
     class Copy(L.Callback):
         def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
-            after.append(pl_module.model.lanes.mixing.detach().double().numpy().copy())
+            mixing = pl_module.model.lanes.mixing_matrix
+            after.append([mixing(i).detach().double().numpy().copy() for i in range(2)])
 
     tiny_trainer(tmp_path, [LoopStats(), Copy()], logger=logger).fit(lm, datamodule=TinyData())
     for i in range(2):
