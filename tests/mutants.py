@@ -110,6 +110,13 @@ class InPlaceState(AdditiveInjection):
         return s + e
 
 
+class OtherMixing(HyperConnectionLanes):
+    """Mixes with something else than it shows."""
+
+    def mixing_matrix(self, i: int) -> Tensor:
+        return super().mixing_matrix(i).softmax(dim=-1)
+
+
 class LooksAhead(LinearInjection):
     def forward(self, e: Tensor, s: Tensor, i: int) -> Tensor:
         return super().forward(e, s, i) + s.mean(dim=1, keepdim=True)

@@ -183,9 +183,11 @@ def test_a_record_of_the_shipped_components_joins_the_csv(tmp_path):
     save(tmp_path, "b", components=single, num_recurrences=1, prelude_layers=0, coda_layers=0)
     save(tmp_path, "c", components=full | parts(bptt="TruncatedBPTT"), run_name="c")
     save(tmp_path, "d", components=lanes, run_name="d")
+    save(tmp_path, "e", components=full | parts(residual="PlainResidual"), run_name="e", seed=7)
+    save(tmp_path, "f", components=full | parts(residual="ScaledResidual"), run_name="f")
     runs = load_runs(path, tmp_path)
     pairs = list(zip(runs.r, runs.injection, runs.bptt, strict=True))
     assert set(pairs) == {
         (4, "linear", "full"), (1, "none", "full"), (8, "linear", "full"), (8, "linear", "truncated"),
-        (8, "hyperconnections", "full"),
+        (8, "hyperconnections", "full"), (8, "linear+ScaledResidual", "full"),
     }  # fmt: skip

@@ -35,6 +35,7 @@ SINGLE_PROCESS: dict[str, Callable[[Candidate], None]] = {
     "flops": properties.flops_agree_with_the_counter,
     "one_recurrence": properties.one_recurrence_is_one_application,
     "inputs": properties.inputs_stay_as_they_are,
+    "mixing": properties.telemetry_sees_the_mixing,
     "causality": properties.tokens_see_their_own_past_alone,
     "more_recurrences": properties.more_recurrences_run_or_are_refused,
     "autocast": training.mixed_precision_agrees,

@@ -190,6 +190,25 @@ def inputs_stay_as_they_are(candidate: Candidate) -> None:
         _untouched(f"{type(residual).__name__}.forward", residual, e, y)
 
 
+def telemetry_sees_the_mixing(candidate: Candidate) -> None:
+    """The matrices that lanes show are those that they mix with, where lanes lead in the state."""
+    model = candidate.lm().model
+    lanes, matrices = model.lanes, model.lanes.mixing_matrices()
+    if matrices is None:
+        return
+    with torch.no_grad():
+        state = lanes.expand(torch.zeros(2, 3, model.d_model, dtype=torch.float64))
+        if not isinstance(state, Tensor) or len(state) != matrices.shape[-1]:
+            return
+        state = torch.randn(state.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+        for i, matrix in enumerate(matrices):
+            expect_close(
+                lanes.write(state, torch.zeros_like(state[0]), i),
+                torch.tensordot(matrix, state, dims=1),
+                f"{type(lanes).__name__}.mixing_matrices shows something else than recurrence {i} mixes with",
+            )
+
+
 def tokens_see_their_own_past_alone(candidate: Candidate) -> None:
     """Logits at a position depend on that row's tokens up to there, and on nothing else."""
     model = candidate.lm().model
