@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import tempfile
 import warnings
@@ -17,6 +18,7 @@ from looped_lm.checkpoints import load_checkpoint
 from looped_lm.config_files import BASE, run_name
 from looped_lm.hints import hint, innermost
 from looped_lm.lightning_module import LoopedLM
+from looped_lm.trainer_settings import processes_of_torchrun
 
 SECTIONS = ("model", "data", "trainer")
 
@@ -101,6 +103,10 @@ class LoopedCLI(LightningCLI):
                 raise FileNotFoundError(f"ckpt_path {path!r} is not a file. Give the path of a checkpoint.")
             load_checkpoint(path)
         config = self.config if self.subcommand is None else self.config[self.subcommand]
+        trainer = config.trainer
+        trainer.devices, trainer.num_nodes = processes_of_torchrun(
+            trainer.devices, trainer.num_nodes, os.environ
+        )
         config.run_name = config.run_name or run_name(self.arguments)
         if Path(config.run_name).name != config.run_name:
             raise ValueError(
@@ -161,6 +167,8 @@ def _as_list(value: Any) -> list[Any]:
 def quiet() -> None:
     """Leave out what is no message to a user of this command line."""
     warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
+    # LoopedLM logs sums over all processes.
+    warnings.filterwarnings("ignore", message=r"It is recommended to use `self\.log\(.*sync_dist=True")
     warnings.filterwarnings("ignore", message=r".*The dirpath has changed from.*")
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
         lambda r: "litlogger" not in r.getMessage()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import lightning as L
 import torch
@@ -104,3 +106,20 @@ def _refuse_cut_steps(trainer: L.Trainer, steps: int, micro_batches: int) -> Non
                 f"trainer.{name} is {value}, beyond the {steps} steps that model.horizon plans: set model.horizon "
                 "instead, for example looped_lm.Steps."
             )
+
+
+def processes_of_torchrun(devices: Any, num_nodes: int, environment: Mapping[str, str]) -> tuple[Any, int]:
+    """`trainer.devices` and `trainer.num_nodes` as torchrun started the processes, where a run does not say otherwise.
+
+    With base.yaml's one device each of torchrun's processes would train a model of its own. What a run does say is
+    compared with torchrun's numbers by Lightning.
+
+    Args:
+        devices: as configured.
+        num_nodes: as configured.
+        environment: variables of this process.
+    """
+    if "TORCHELASTIC_RUN_ID" not in environment or str(devices) not in ("1", "auto", "-1"):
+        return devices, num_nodes
+    here, everywhere = int(environment["LOCAL_WORLD_SIZE"]), int(environment["WORLD_SIZE"])
+    return here, everywhere // here

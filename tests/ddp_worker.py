@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,14 @@ ARCHITECTURES = ("r4", "r8_hc", "r8_truncated")
 STEPS, STOP, SEQ_LEN, ROWS = 20, 10, 16, 8
 
 
-def shipped(name: str) -> LoopedLM:
+def shipped(name: str, shard: bool = True) -> LoopedLM:
     """A LoopedLM with the architecture of a shipped config, d_model 64, 20 steps of 8 rows."""
     architecture = yaml.safe_load((SHIPPED / f"{name}.yaml").read_text())["model"]
     specs = {k: {"class_path": v} if isinstance(v, str) else v for k, v in architecture.items()}
     torch.manual_seed(0)
     return LoopedLM(
         vocab_size=257, seq_len=SEQ_LEN, size=1, head_dim=16, horizon=Steps(STEPS),
-        batch_tokens=ROWS * SEQ_LEN, **specs,
+        batch_tokens=ROWS * SEQ_LEN, optimizer=partial(MuonH, shard=shard), **specs,
     )  # fmt: skip
 
 
@@ -63,8 +64,11 @@ class AtStart(L.Callback):
 def train(
     name: str, folder: Path, data_dir: Path, rows: int = ROWS, resume: Path | None = None, **options: Any
 ) -> dict[str, Any]:
-    """Train an architecture, with a checkpoint in the middle; returns losses by step and counts."""
-    lm, logger, monitor = shipped(name), RecordingLogger(), FlopsMonitor()
+    """Train an architecture, with a checkpoint in the middle; returns losses by step and counts.
+
+    A resumed run changes MuonH's `shard`, too: like any part of the recipe it may.
+    """
+    lm, logger, monitor = shipped(name, shard=resume is None), RecordingLogger(), FlopsMonitor()
     save = ModelCheckpoint(folder, filename=name + "-{step}", every_n_train_steps=STOP, save_top_k=-1)
     callbacks: list[Any] = [monitor, save] + ([AtStart(resume)] if resume else [])
     trainer = tiny_trainer(folder, callbacks, logger=logger, enable_checkpointing=True, **options)
@@ -107,7 +111,7 @@ def steps_on_random_gradients(name: str) -> dict[str, Any]:
             counted.append(counter.get_total_flops())
         flops.append(counted)
     pairs = zip(*(lm.parameters() for lm in lms), strict=True)
-    return {"flops": flops, "difference": max(float((a - b).abs().max()) for a, b in pairs)}
+    return {"flops": flops, "difference": max(float((a - b).detach().abs().max()) for a, b in pairs)}
 
 
 def step_with_a_gradient_missing_on_one_process(rank: int) -> str:

@@ -14,6 +14,8 @@ import pytest
 
 import looped_lm
 from looped_lm.config_files import SHIPPED
+from looped_lm.trainer_settings import processes_of_torchrun
+from tests.cli_options import tiny_options
 from tests.ddp_worker import ARCHITECTURES, ROWS, SEQ_LEN, STEPS, STOP, half_way, shipped, train
 from tests.tiny import tokens
 
@@ -126,3 +128,41 @@ def test_every_parameter_of_a_shipped_config_gets_a_gradient(config: str) -> Non
     lm = shipped(config)
     lm.loss(tokens(2)).backward()
     assert not [name for name, p in lm.named_parameters() if p.grad is None]
+
+
+def test_torchrun_alone_says_how_many_processes(run_cli: Any, in_folder: Path, tiny_data_dir: Path) -> None:
+    """The same run as one process's, in one folder, with every file written once."""
+    options = [
+        "fit",
+        "--config",
+        "r8_truncated.yaml",
+        *tiny_options(tiny_data_dir),
+        "--model.batch_tokens=64",
+    ]
+    status, out = run_cli(*options, "--run_name=one")
+    assert status == 0, out
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*torchrun, "-m", "looped_lm", *options, "--run_name=two"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment())
+    assert done.returncode == 0, done.stderr
+
+    def files(name: str) -> list[str]:
+        folder = in_folder / "runs" / name
+        found = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+        return [name.split(".tfevents.")[0] for name in found]
+
+    assert files("one") == files("two")
+    one, two = (
+        json.loads(next((in_folder / "runs" / n).rglob("*.run.json")).read_text()) for n in ("one", "two")
+    )
+    assert (one["world_size"], two["world_size"]) == (1, 2)
+    for key in ("steps", "tokens", "training_flops", "val_tokens", "val_step", "status"):
+        assert one[key] == two[key], key
+    assert two["val_loss"] == pytest.approx(one["val_loss"], rel=1e-5)
+
+
+def test_what_a_run_says_of_its_processes_is_not_overridden() -> None:
+    two_nodes = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "8"}
+    assert processes_of_torchrun(1, 1, two_nodes) == processes_of_torchrun("auto", 1, two_nodes) == (4, 2)
+    assert processes_of_torchrun(2, 1, two_nodes) == (2, 1), "Lightning refuses it, naming both numbers"
+    assert processes_of_torchrun("auto", 1, {}) == ("auto", 1)

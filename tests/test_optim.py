@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from looped_lm import LinearInjection, MuonH
 from looped_lm.accounting import parameter_roles
-from looped_lm.orthogonalisation import orthogonalisation_dtype, orthogonalise
+from looped_lm.orthogonalisation import orthogonalisation_dtype, orthogonalisation_flops, orthogonalise
+from looped_lm.sharding import share_out, stacks_of
 from tests.reference import muonh as reference
 from tests.tiny import tiny_lm, tiny_model
 
@@ -149,3 +152,101 @@ def test_the_injection_matrix_is_muonhs() -> None:
 def test_momentum_out_of_range_is_refused() -> None:
     with pytest.raises(ValueError, match="momentum is 1.0"):
         MuonH([{"params": matrices(), "role": "matrix"}], momentum=1.0)
+
+
+def test_large_stacks_run_in_batches_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    g = torch.randn(7, 24, 40, generator=torch.Generator().manual_seed(0))
+    whole = orthogonalise(g)
+    for matrices in (4 * 4 * 2 * (24 * 40 + 24 * 24), 1):
+        monkeypatch.setattr("looped_lm.orthogonalisation.CPU_WORKING_SET", matrices)
+        out = torch.empty(7, 24, 40)
+        assert orthogonalise(list(g), out) is out
+        torch.testing.assert_close(out, whole, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(24, 24), (24, 96), (96, 24)])
+def test_the_flops_that_shares_are_balanced_by_are_those_of_the_products(shape: tuple[int, int]) -> None:
+    with FlopCounterMode(display=False) as counter:
+        orthogonalise(torch.randn(3, *shape))
+    assert counter.get_total_flops() == 3 * orthogonalisation_flops(*shape)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 8])
+def test_shares_are_balanced_and_whole(world_size: int) -> None:
+    shapes = [(24, 24)] * 9 + [(24, 96)] * 4 + [(96, 24)] * 3 + [(24, 48)]
+    stacks = stacks_of([{"params": [torch.ones(s) for s in shapes], "initial_norms": [1.0] * len(shapes)}])
+    share_out(stacks, world_size)
+    loads = [0] * world_size
+    for stack in stacks:
+        assert sorted(i for share in stack.shares for i in share) == list(range(len(stack.params)))
+        for rank, share in enumerate(stack.shares):
+            loads[rank] += len(share) * stack.flops
+    # No process could take over a matrix of another's and the slower of the two be faster for it.
+    assert max(loads) - min(loads) <= max(stack.flops for stack in stacks)
+
+
+def test_matrices_of_other_dtypes_are_stacks_of_their_own() -> None:
+    params = [torch.nn.Parameter(torch.randn(8, 8, dtype=d)) for d in (torch.float32, torch.bfloat16) * 2]
+    optimizer = MuonH([{"params": named(params), "role": "matrix", "lr": 0.1}])
+    norms = [float(p.detach().double().norm()) for p in params]
+    before = [p.detach().clone() for p in params]
+    for step in range(3):
+        for p in params:
+            p.grad = torch.randn(8, 8, generator=torch.Generator().manual_seed(step)).to(p.dtype)
+        optimizer.step()
+    for p, old, norm in zip(params, before, norms, strict=True):
+        assert p.dtype is old.dtype and optimizer.state[p]["momentum_buffer"].dtype is p.dtype
+        assert not torch.equal(p, old)
+        assert float(p.detach().double().norm()) == pytest.approx(
+            norm, rel=1e-5 if p.dtype == torch.float32 else 4e-3
+        )
+    assert all(isinstance(n, float) for n in optimizer.param_groups[0]["initial_norms"])
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
+def test_a_copy_trains_its_own_parameters_as_the_original_would(copied: Any) -> None:
+    def step(optimizer: Any, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for p in optimizer.param_groups[0]["params"]:
+            p.grad = torch.randn(p.shape, generator=generator)
+        optimizer.step()
+
+    original = MuonH([{"params": named(matrices()), "role": "matrix", "lr": 0.1}], shard=False)
+    step(original, 0)
+    other = copied(original)
+    assert other.shard is False
+    step(original, 1)
+    first = [p.detach().clone() for p in original.param_groups[0]["params"]]
+    step(other, 1)
+    for mine, theirs, before in zip(
+        *(o.param_groups[0]["params"] for o in (original, other)), first, strict=True
+    ):
+        assert mine is not theirs and torch.equal(mine, before) and torch.equal(mine, theirs)
+
+
+def test_a_step_evaluates_its_closure_with_gradients() -> None:
+    (p,) = params = [torch.nn.Parameter(torch.eye(4))]
+    optimizer = MuonH([{"params": params, "role": "matrix", "lr": 0.1}])
+
+    def closure() -> Any:
+        loss = (p**2 * torch.arange(16.0).view(4, 4)).sum()
+        loss.backward()
+        return loss
+
+    loss: Any = optimizer.step(closure)
+    assert loss.item() == pytest.approx(0.0 + 5 + 10 + 15)
+    assert not torch.equal(p.detach(), torch.eye(4))
+
+
+def test_the_radii_of_a_loaded_state_count() -> None:
+    """Not those that the first steps before it were made with."""
+    params = matrices()
+    optimizer = MuonH([{"params": named(params), "role": "matrix", "lr": 0.1}])
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    state = copy.deepcopy(optimizer.state_dict())
+    state["param_groups"][0]["initial_norms"] = [3.0] * len(params)
+    optimizer.load_state_dict(state)
+    optimizer.step()
+    assert [float(p.detach().norm()) for p in params] == pytest.approx([3.0] * len(params))
