@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -37,7 +38,7 @@ class Preemption(L.Callback):
         self._owner = 0
         self._started_at = 0
         self._group: Any = None
-        self._common_val_batches = 0
+        self._common_val_batches = 0.0
 
     @property
     def reason(self) -> str | None:
@@ -131,10 +132,12 @@ class Preemption(L.Callback):
         if self._agreed:
             raise self._preempted(trainer)
         # Ranks may have to read one batch more or less.
-        batches = torch.tensor([sum(trainer.num_val_batches)])
+        batches = torch.tensor([float(sum(trainer.num_val_batches))], dtype=torch.float64)
         if self._group is not None:
             dist.all_reduce(batches, dist.ReduceOp.MIN, group=self._group)
-        self._common_val_batches = int(batches)
+        common = float(batches)
+        # Loaders without a length may end anywhere: ranks that ask each other in between could wait for ever.
+        self._common_val_batches = 0.0 if self._group is not None and math.isinf(common) else common
 
     def on_validation_batch_end(
         self,
