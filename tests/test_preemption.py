@@ -178,7 +178,7 @@ def start(folder: Path, *options: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, "-m", "looped_lm", "fit", *options],
-        cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        cwd=folder, env=environment, text=True, stdout=(folder / "log").open("w"), stderr=subprocess.STDOUT,
         start_new_session=True,
     )  # fmt: skip
 
@@ -186,7 +186,7 @@ def start(folder: Path, *options: str) -> subprocess.Popen[str]:
 def wait_for(condition: Any, process: subprocess.Popen[str], seconds: float = 240) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        assert process.poll() is None, process.communicate()[0]
+        assert process.poll() is None, "it ended"
         assert time.monotonic() < end, "nothing came"
         time.sleep(0.05)
 
@@ -194,13 +194,11 @@ def wait_for(condition: Any, process: subprocess.Popen[str], seconds: float = 24
 def long_run(data_dir: Path) -> list[str]:
     return [
         "--config", "r4.yaml", *tiny_options(data_dir, steps=100_000), "--model.val_every_steps=20",
-        "--trainer.enable_progress_bar=false",
     ]  # fmt: skip
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("devices", "workers"), [(1, 2), (2, 1)])
 def test_a_process_is_stopped_from_outside(
     devices: int, workers: int, tmp_path: Path, tiny_data_dir: Path
 ) -> None:
@@ -218,10 +216,9 @@ def test_a_process_is_stopped_from_outside(
             os.killpg(process.pid, signum)
         else:
             process.send_signal(signum)
-        out, _ = process.communicate(timeout=60)
-        print(
-            f"{signal.Signals(signum).name}, {devices} processes, {workers} workers: {time.monotonic() - sent:.1f} s"
-        )
+        process.wait(timeout=60)
+        out = (folder / "log").read_text()
+        print(f"{signum.name}, {devices} processes, {workers} workers: {time.monotonic() - sent:.1f} s")
         assert process.returncode == EXIT_STATUS, out
         step = int(out.partition("after step ")[2].partition(",")[0])
         assert only(folder, f"step={step:06d}.ckpt") and "Traceback" not in out
@@ -237,6 +234,5 @@ def test_a_second_interrupt_ends_the_process_at_once(tmp_path: Path, tiny_data_d
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=5)
-    assert process.returncode == -signal.SIGINT, out
+    assert process.wait(timeout=5) == -signal.SIGINT, (tmp_path / "log").read_text()
     assert not list(tmp_path.rglob("*.ckpt"))
