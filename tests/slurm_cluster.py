@@ -72,7 +72,9 @@ class Cluster:
         end = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > end:
-                raise TimeoutError(f"{what} did not come in {seconds:.0f} s:\n{self.call('scontrol', 'show', 'job')}")
+                raise TimeoutError(
+                    f"{what} did not come in {seconds:.0f} s:\n{self.call('scontrol', 'show', 'job')}"
+                )
             time.sleep(0.2)
 
 
@@ -182,7 +184,8 @@ def _until(condition: Callable[[], bool], what: str, folder: Path, seconds: floa
     while not condition():
         if time.monotonic() > end:
             logs = "\n".join(
-                f"{p.name}: {p.read_text()[-800:]}" for p in sorted(folder.glob("*.out")) + sorted(folder.glob("*.log"))
+                f"{p.name}: {p.read_text()[-800:]}"
+                for p in sorted(folder.glob("*.out")) + sorted(folder.glob("*.log"))
             )
             raise RuntimeError(f"{what} does not come up:\n{logs}")
         time.sleep(0.2)
