@@ -50,19 +50,16 @@ class DueValidation:
         if self._max_steps is not None:
             trainer.fit_loop.epoch_loop.max_steps = self._max_steps
 
-    def make_up(self, trainer: L.Trainer, every: int | None) -> None:
-        """Validate now if that was due at the step of the checkpoint; called at the start of training.
-
-        Args:
-            every: optimizer steps between validations; None for the final one only.
-        """
+    def make_up(self, trainer: L.Trainer) -> None:
+        """Validate now if that was due at the step of the checkpoint; called at the start of training."""
         self.restore_limit(trainer)
-        step = trainer.global_step
-        due = step == self._max_steps or (every is not None and step % every == 0)
-        if self._resumed_at != step or self.validated_at == step or not due or not trainer.enable_validation:
+        step, epoch_loop = trainer.global_step, trainer.fit_loop.epoch_loop
+        if self._resumed_at != step or self.validated_at == step or not trainer.enable_validation:
             return
-        loop = trainer.fit_loop.epoch_loop.val_loop
-        loop.restarting = False
+        # As Lightning reckons it; after a rollback batches are ahead of steps.
+        if not self.only_final_left and epoch_loop.batch_progress.total.ready % trainer.val_check_batch:  # type: ignore[operator]
+            return
+        epoch_loop.val_loop.restarting = False
         trainer.validating = True
-        loop.run()
+        epoch_loop.val_loop.run()
         trainer.training = True

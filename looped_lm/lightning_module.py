@@ -23,6 +23,7 @@ from looped_lm.metrics import TokenLoss
 from looped_lm.optim import MuonH
 from looped_lm.recurrences import FixedRecurrences, RecurrenceSampler, checked_count, drawn
 from looped_lm.residual import PlainResidual
+from looped_lm.resume import CHECKPOINT_KEY as MICRO_BATCHES
 from looped_lm.resume import realign
 from looped_lm.schedules import Horizon, HyperP, LinearSchedule, Plan, RunSize
 from looped_lm.trainer_settings import Derived, derive, keeps_embedding_in_bf16, say
@@ -219,7 +220,7 @@ class LoopedLM(L.LightningModule):
     # ---- Training -----------------------------------------------------------------------------------------------
 
     def on_train_start(self) -> None:
-        self.due_validation.make_up(self.trainer, self.val_every_steps)
+        self.due_validation.make_up(self.trainer)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = self.loss(batch, self.step_recurrences(self.trainer.global_step))
@@ -335,6 +336,7 @@ class LoopedLM(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint[VALIDATED_AT] = self.due_validation.validated_at
+        checkpoint[MICRO_BATCHES] = self.trainer.accumulate_grad_batches
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Compare the checkpoint with this module before a Trainer goes on from it.

@@ -1,10 +1,12 @@
-"""Going on from a checkpoint: in the run's own folder, with other processes, and with every difference named."""
+"""Going on from a checkpoint with other processes than before."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import lightning as L
+
+CHECKPOINT_KEY = "micro_batches_per_step"
 
 
 def realign(checkpoint: dict[str, Any], trainer: L.Trainer) -> None:
@@ -17,16 +19,17 @@ def realign(checkpoint: dict[str, Any], trainer: L.Trainer) -> None:
         checkpoint: as loaded; its counters are changed in place before Lightning and the data module read them.
         trainer: the trainer with the accumulation that this run uses.
     """
-    loops = checkpoint.get("loops", {}).get("fit_loop")
-    if loops is None:
+    then, now = checkpoint.get(CHECKPOINT_KEY), trainer.accumulate_grad_batches
+    if then in (None, now):
         return
-    progress = loops["epoch_loop.batch_progress"]
+    progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
     before = progress["total"]["processed"]
-    after = checkpoint["global_step"] * trainer.accumulate_grad_batches
+    after = before // then * now
     for counts in (progress["total"], progress["current"]):
         for name in ("ready", "started", "processed", "completed"):
             counts[name] += after - before
     data = trainer.datamodule  # type: ignore[attr-defined]
     position = checkpoint.get(type(data).__qualname__, {})
     if "batches_processed" in position:
+        # Rows are counted from there; how many were read is not changed by how they are counted.
         position["batches_processed"] += after - before
