@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from looped_lm import accounting
-from looped_lm.checkpoints import compare_tensors, differences
+from looped_lm.checkpoints import compare_tensors
 from looped_lm.compilation import compile_in_place
 from looped_lm.component import Spec, as_factory, as_instance, build, callable_spec, component_spec
 from looped_lm.due_validation import CHECKPOINT_KEY as VALIDATED_AT
@@ -22,34 +22,13 @@ from looped_lm.due_validation import DueValidation
 from looped_lm.metrics import TokenLoss
 from looped_lm.optim import MuonH
 from looped_lm.recurrences import FixedRecurrences, RecurrenceSampler, checked_count, drawn
-from looped_lm.residual import PlainResidual
 from looped_lm.resume import CHECKPOINT_KEY as MICRO_BATCHES
-from looped_lm.resume import realign
+from looped_lm.resume import changed_recipe, realign, use_own_recipe
 from looped_lm.schedules import Horizon, HyperP, LinearSchedule, Plan, RunSize
 from looped_lm.trainer_settings import Derived, derive, keeps_embedding_in_bf16, say
 from looped_lm.transformer import LoopedTransformer, refuse_untrainable
 
 Batch = tuple[Tensor, Tensor]
-
-
-#: Hyperparameters that say how to train, not what: a resumed run may change them.
-RECIPE = (
-    "horizon",
-    "transfer",
-    "schedule",
-    "optimizer",
-    "batch_tokens",
-    "val_every_steps",
-    "compile_layers",
-    "recompute",
-)
-#: What checkpoints that are older than a hyperparameter were trained with.
-BEFORE = {
-    "compile_layers": False,
-    "recompute": False,
-    "recurrences": callable_spec(FixedRecurrences, "recurrences"),
-    "residual": callable_spec(PlainResidual, "residual"),
-}
 
 
 class LoopedLM(L.LightningModule):
@@ -347,21 +326,10 @@ class LoopedLM(L.LightningModule):
         Raises:
             ValueError: another architecture, or another class of optimizer to go on training with.
         """
-        if self._trainer is None:
-            # load_from_checkpoint built this from the checkpoint's own hyperparameters.
-            compare_tensors(checkpoint["state_dict"], self.state_dict())
-            return
-        changed = differences({**BEFORE, **checkpoint["hyper_parameters"]}, dict(self.hparams))
-        recipe = [d for d in changed if d.key.split(".")[0] in RECIPE]
-        if len(recipe) < len(changed):
-            raise ValueError(
-                "The configuration describes another model than the checkpoint:\n"
-                + "\n".join(f"  {d}" for d in changed)
-                + "\nGive the configuration it was trained with (config.yaml in its run folder), or use "
-                "LoopedLM.load_from_checkpoint."
-            )
+        # load_from_checkpoint builds a module from the checkpoint's own hyperparameters, without a trainer.
+        recipe = changed_recipe(checkpoint, self) if self._trainer is not None else []
         compare_tensors(checkpoint["state_dict"], self.state_dict())
-        if self.trainer.state.fn != "fit":
+        if self._trainer is None or self.trainer.state.fn != "fit":
             return
         if self.due_validation.nothing_left(checkpoint, self.plan.steps, same_recipe=not recipe):
             raise ValueError(
@@ -371,24 +339,4 @@ class LoopedLM(L.LightningModule):
         self.due_validation.load(self.trainer, checkpoint)
         realign(checkpoint, self.trainer)
         if recipe:
-            if any(d.key == "optimizer.class_path" for d in recipe):
-                raise ValueError(f"The checkpoint's optimizer state is another class's:\n  {recipe[0]}")
-            listing = "\n".join(f"  {d}" for d in recipe)
-            say(
-                self.trainer,
-                f"The recipe differs from the checkpoint's; the one given here is used:\n{listing}",
-            )
-            self._use_own_recipe(checkpoint)
-
-    def _use_own_recipe(self, checkpoint: dict[str, Any]) -> None:
-        """Put this module's rates and optimizer options into the checkpoint's optimizer and scheduler states."""
-        groups = self.configure_optimizers()["optimizer"].param_groups
-        done = checkpoint["global_step"]
-        multiplier = self.schedule.multiplier(min(done, self.plan.steps), self.plan.steps)
-        for state in checkpoint["optimizer_states"]:
-            for saved, own in zip(state["param_groups"], groups, strict=True):
-                saved.update({k: v for k, v in own.items() if k not in ("params", "initial_norms")})
-                saved["lr"] = own["initial_lr"] * multiplier
-        for state in checkpoint["lr_schedulers"]:
-            state["base_lrs"] = [own["initial_lr"] for own in groups]
-            state["_last_lr"] = [own["initial_lr"] * multiplier for own in groups]
+            use_own_recipe(checkpoint, self, recipe)

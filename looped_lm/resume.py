@@ -1,12 +1,40 @@
-"""Going on from a checkpoint with other processes than before."""
+"""Going on from a checkpoint: with a recipe that changed, and with other processes than before."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 
+from looped_lm.checkpoints import Difference, differences
+from looped_lm.component import callable_spec
+from looped_lm.recurrences import FixedRecurrences
+from looped_lm.residual import PlainResidual
+from looped_lm.trainer_settings import say
+
+if TYPE_CHECKING:
+    from looped_lm.lightning_module import LoopedLM
+
 CHECKPOINT_KEY = "micro_batches_per_step"
+
+#: Hyperparameters that say how to train, not what: a resumed run may change them.
+RECIPE = (
+    "horizon",
+    "transfer",
+    "schedule",
+    "optimizer",
+    "batch_tokens",
+    "val_every_steps",
+    "compile_layers",
+    "recompute",
+)
+#: What checkpoints that are older than a hyperparameter were trained with.
+BEFORE = {
+    "compile_layers": False,
+    "recompute": False,
+    "recurrences": callable_spec(FixedRecurrences, "recurrences"),
+    "residual": callable_spec(PlainResidual, "residual"),
+}
 
 
 def realign(checkpoint: dict[str, Any], trainer: L.Trainer) -> None:
@@ -33,3 +61,43 @@ def realign(checkpoint: dict[str, Any], trainer: L.Trainer) -> None:
     if "batches_processed" in position:
         # Rows are counted from there; how many were read is not changed by how they are counted.
         position["batches_processed"] += after - before
+
+
+def changed_recipe(checkpoint: dict[str, Any], module: LoopedLM) -> list[Difference]:
+    """How the way of training differs from the checkpoint's.
+
+    Raises:
+        ValueError: the model differs, too; every difference is named.
+    """
+    changed = differences({**BEFORE, **checkpoint["hyper_parameters"]}, dict(module.hparams))
+    recipe = [d for d in changed if d.key.split(".")[0] in RECIPE]
+    if len(recipe) < len(changed):
+        raise ValueError(
+            "The configuration describes another model than the checkpoint:\n"
+            + "\n".join(f"  {d}" for d in changed)
+            + "\nGive the configuration it was trained with (config.yaml in its run folder), or use "
+            "LoopedLM.load_from_checkpoint."
+        )
+    return recipe
+
+
+def use_own_recipe(checkpoint: dict[str, Any], module: LoopedLM, recipe: list[Difference]) -> None:
+    """Say what changed, and put the module's rates and optimizer options into the checkpoint's states.
+
+    Raises:
+        ValueError: the optimizer is of another class, which has no use for the state.
+    """
+    if any(d.key == "optimizer.class_path" for d in recipe):
+        raise ValueError(f"The checkpoint's optimizer state is another class's:\n  {recipe[0]}")
+    listing = "\n".join(f"  {d}" for d in recipe)
+    say(module.trainer, f"The recipe differs from the checkpoint's; the one given here is used:\n{listing}")
+    groups = module.configure_optimizers()["optimizer"].param_groups
+    steps = module.plan.steps
+    multiplier = module.schedule.multiplier(min(checkpoint["global_step"], steps), steps)
+    for state in checkpoint["optimizer_states"]:
+        for saved, own in zip(state["param_groups"], groups, strict=True):
+            saved.update({k: v for k, v in own.items() if k not in ("params", "initial_norms")})
+            saved["lr"] = own["initial_lr"] * multiplier
+    for state in checkpoint["lr_schedulers"]:
+        state["base_lrs"] = [own["initial_lr"] for own in groups]
+        state["_last_lr"] = [own["initial_lr"] * multiplier for own in groups]
