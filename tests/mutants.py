@@ -111,10 +111,10 @@ class InPlaceState(AdditiveInjection):
 
 
 class OtherMixing(HyperConnectionLanes):
-    """Mixes with something else than it shows."""
+    """Shows something else than it mixes with."""
 
-    def mixing_matrix(self, i: int) -> Tensor:
-        return super().mixing_matrix(i).softmax(dim=-1)
+    def mixing_matrices(self) -> Tensor:
+        return super().mixing_matrices().softmax(dim=-1)
 
 
 class LooksAhead(LinearInjection):

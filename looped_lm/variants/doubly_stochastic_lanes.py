@@ -76,9 +76,6 @@ class DoublyStochasticLanes(HyperConnectionLanes):
     def mixing_matrix(self, i: int) -> Tensor:
         return doubly_stochastic(super().mixing_matrix(i), self.iterations)
 
-    def mixing_matrices(self) -> Tensor:
-        return doubly_stochastic(self.mixing, self.iterations)
-
     def write_weights(self, i: int) -> Tensor:
         return 2.0 * super().write_weights(i).sigmoid()
 
