@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from looped_lm import LinearInjection, MuonH
@@ -250,3 +251,18 @@ def test_the_radii_of_a_loaded_state_count() -> None:
     optimizer.load_state_dict(state)
     optimizer.step()
     assert [float(p.detach().norm()) for p in params] == pytest.approx([3.0] * len(params))
+
+
+def test_a_step_of_the_matrices_reads_nothing_back_from_the_device() -> None:
+    """Fake tensors have no values: whatever the host would wait for raises."""
+    params = matrices()
+    optimizer = MuonH([{"params": named(params), "role": "matrix", "lr": 0.1}])
+    with FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(p) for p in params]
+        for p in fakes:
+            p.grad = torch.empty_like(p)
+        optimizer.param_groups[0]["params"] = fakes
+        optimizer.step()
+        with pytest.raises(DataDependentOutputException):
+            fakes[0].sum().item()
+    assert all(optimizer.state[p]["momentum_buffer"].shape == p.shape for p in fakes)

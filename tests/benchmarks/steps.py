@@ -23,6 +23,7 @@ from looped_lm.compilation import compile_in_place
 def model_of(config: str, **overrides: Any) -> LoopedTransformer:
     """The architecture of a shipped config, in the sizes given."""
     settings = yaml.safe_load((files("configs") / f"{config}.yaml").read_text())["model"]
+    settings.pop("recurrences", None)  # of training, not of the model
     # A component without arguments is named by its class alone.
     settings = {k: {"class_path": v} if isinstance(v, str) else v for k, v in settings.items()}
     return LoopedTransformer(**{**settings, **overrides})
