@@ -315,7 +315,8 @@ class LoopedLM(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint[VALIDATED_AT] = self.due_validation.validated_at
-        checkpoint[MICRO_BATCHES] = self.trainer.accumulate_grad_batches
+        if self._trainer is not None:
+            checkpoint[MICRO_BATCHES] = self._trainer.accumulate_grad_batches
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Compare the checkpoint with this module before a Trainer goes on from it.
