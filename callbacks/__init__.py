@@ -9,6 +9,7 @@ _EXPORTS = {
     "FlopsMonitor": "flops",
     "RandomState": "random_state",
     "Preemption": "preemption",
+    "Checkpoints": "checkpoints",
     "RunRecordWriter": "run_record",
     "LearningRates": "learning_rates",
     "GradientNorm": "gradient_norm",

@@ -40,6 +40,11 @@ class FlopsMonitor(L.Callback):
         self.tokens, self.flops = state_dict["tokens"], state_dict["flops"]
         self._seconds_before = state_dict["seconds"]
 
+    def go_back(self, state_dict: dict[str, Any]) -> None:
+        """Count again from an earlier step, while the clock of the run goes on."""
+        self.tokens, self.flops = state_dict["tokens"], state_dict["flops"]
+        self._restart_clock()
+
     @property
     def wall_seconds(self) -> float:
         """Seconds spent in fit so far, validation and earlier parts of the run included."""

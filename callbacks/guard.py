@@ -1,52 +1,164 @@
-"""Stops a run that diverged."""
+"""What happens to a run that diverges: it stops, or goes back and leaves out what led there."""
 
 from __future__ import annotations
 
+import math
+import statistics
+from collections import deque
 from typing import Any
 
 import lightning as L
 import torch
 
+from callbacks.checkpoints import Checkpoints
+from callbacks.flops import FlopsMonitor
 from looped_lm import LoopedLM
+from looped_lm.trainer_settings import say
+
+MEDIAN_OF = 50
+"""Logged training losses that the median of an explosion is taken of."""
+MEDIAN_NEEDS = 5
+"""Losses that must have been logged before one can be told from the usual."""
 
 
 class DivergenceGuard(L.Callback):
-    """Stops when the logged training loss, reduced over ranks, or the validation loss is not finite.
+    """Stops, or goes back, when a loss is not finite or far above the usual.
 
-    Losses are checked where they come to the host anyway; every rank sees the same value and stops. Checkpoints are
-    written after this check, and never with weights that are not finite, so the last one is good; the run record says
+    The training loss is looked at where it comes to the host anyway, at logging steps and reduced over ranks, and the
+    validation loss after each validation: every rank sees the same value and does the same. Checkpoints are written
+    after this check and never with weights that are not finite, so the last one is good; the run record says
     `diverged`.
 
+    To go back is to load weights, optimizer, schedule and counters of the last checkpoint, and to train on with the
+    rows that come next: those read since that checkpoint are left out. The run record counts how often that happened.
+    It belongs before `FinalValidation` in the list of callbacks, which it takes back a last step from.
+
+    Args:
+        max_loss_ratio: training loss over the median of the last 50 logged ones that counts as diverged; None
+            looks for values that are not finite only. It speaks after five logged losses.
+        max_rollbacks: how often the run goes back instead of stopping.
+
     Raises:
-        FloatingPointError: naming loss and step.
+        ValueError: a number out of range.
+        FloatingPointError: the run diverged and stops; names loss and step.
     """
+
+    def __init__(self, max_loss_ratio: float | None = None, max_rollbacks: int = 0) -> None:
+        if max_loss_ratio is not None and not max_loss_ratio > 1:
+            raise ValueError(f"max_loss_ratio is {max_loss_ratio}; it must be above 1, or null for none.")
+        if max_rollbacks < 0:
+            raise ValueError(f"max_rollbacks is {max_rollbacks}; it must not be negative.")
+        self.max_loss_ratio = max_loss_ratio
+        self.max_rollbacks = max_rollbacks
+        #: Steps from and to which the run went back, with the reason.
+        self.rollbacks: list[dict[str, Any]] = []
+        self._losses: deque[float] = deque(maxlen=MEDIAN_OF)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"losses": list(self._losses), "rollbacks": self.rollbacks}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._losses = deque(state_dict["losses"], maxlen=MEDIAN_OF)
+        self.rollbacks = list(state_dict["rollbacks"])
+
+    # ---- Looking --------------------------------------------------------------------------------------------------
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: LoopedLM, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if pl_module.ends_step(batch_idx) and pl_module.logs_step(trainer.global_step):
-            self._check(trainer, "train/loss")
+        if not pl_module.ends_step(batch_idx):
+            return
+        fault = None
+        if pl_module.logs_step(trainer.global_step) and "train/loss" in trainer.callback_metrics:
+            fault = self._fault_of(float(trainer.callback_metrics["train/loss"]))
+        if fault is None and self.max_rollbacks and _is_saved_now(trainer, pl_module, batch_idx):
+            fault = _weights_fault(pl_module)
+        if fault:
+            self._diverged(trainer, pl_module, fault)
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.state.fn == "fit":
-            self._check(trainer, "val/loss")
+    def on_validation_end(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
+        loss = trainer.callback_metrics.get("val/loss")
+        if trainer.state.fn == "fit" and loss is not None and not bool(torch.isfinite(loss)):
+            self._diverged(trainer, pl_module, f"val/loss is {float(loss)}", last=trainer.should_stop)
 
-    def on_save_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        for name, p in pl_module.named_parameters():
-            if not bool(torch.isfinite(p).all()):
-                self._stop(trainer, f"{name} is not finite")
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: LoopedLM, checkpoint: dict[str, Any]) -> None:
+        fault = _weights_fault(pl_module)
+        if fault:
+            self._stop(trainer, fault)
 
-    def _check(self, trainer: L.Trainer, name: str) -> None:
-        loss = trainer.callback_metrics.get(name)
-        if loss is not None and not bool(torch.isfinite(loss)):
-            self._stop(trainer, f"{name} is {float(loss)}")
+    def _fault_of(self, loss: float) -> str | None:
+        if not math.isfinite(loss):
+            return f"train/loss is {loss}"
+        if self.max_loss_ratio and len(self._losses) >= MEDIAN_NEEDS:
+            usual = statistics.median(self._losses)
+            if loss > self.max_loss_ratio * usual:
+                return f"train/loss is {loss:.4g}, {loss / usual:.1f} times the usual {usual:.4g},"
+        self._losses.append(loss)
+        return None
+
+    # ---- Acting ---------------------------------------------------------------------------------------------------
+
+    def _diverged(self, trainer: L.Trainer, pl_module: LoopedLM, what: str, last: bool = False) -> None:
+        checkpoint = getattr(trainer.checkpoint_callback, "best_model_path", "")
+        # In the last validation the loop is over; there is no going back from there.
+        if len(self.rollbacks) >= self.max_rollbacks or not checkpoint or last:
+            self._stop(trainer, what)
+        self._go_back(trainer, pl_module, what, checkpoint)
 
     def _stop(self, trainer: L.Trainer, what: str) -> None:
         folder = getattr(trainer.checkpoint_callback, "dirpath", None)
         kept = f"Checkpoints from before it are in {folder}. " if folder else ""
         raise FloatingPointError(
             f"{what} at step {trainer.global_step}: training diverged and stops. {kept}Lower the learning rates "
-            "(model.transfer) or look at the data, and resume with --ckpt_path."
+            "(model.transfer) or look at the data, and resume with --ckpt_path or --resume auto; max_rollbacks of "
+            "callbacks.DivergenceGuard leaves out rows that cannot be trained on."
         )
+
+    def _go_back(self, trainer: L.Trainer, pl_module: LoopedLM, what: str, path: str) -> None:
+        checkpoint = trainer.strategy.load_checkpoint(path)
+        step, back = trainer.global_step, checkpoint["global_step"]
+        pl_module.on_load_checkpoint(checkpoint)
+        trainer.strategy.load_model_state_dict(checkpoint)
+        trainer.strategy.load_optimizer_state_dict(checkpoint)
+        for config, state in zip(trainer.lr_scheduler_configs, checkpoint["lr_schedulers"], strict=True):
+            config.scheduler.load_state_dict(state)
+        scaler = checkpoint.get(trainer.precision_plugin.__class__.__qualname__)
+        if scaler:
+            trainer.precision_plugin.load_state_dict(scaler)
+        # The steps' counters go back, those of batches do not: they say which rows come next.
+        loop, saved = trainer.fit_loop.epoch_loop, checkpoint["loops"]["fit_loop"]
+        loop.automatic_optimization.optim_progress.load_state_dict(
+            saved["epoch_loop.automatic_optimization.optim_progress"]
+        )
+        loop.scheduler_progress.load_state_dict(saved["epoch_loop.scheduler_progress"])
+        loop._batches_that_stepped = saved["epoch_loop.state_dict"]["_batches_that_stepped"]
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            state = checkpoint["callbacks"].get(callback.state_key)
+            if isinstance(callback, FlopsMonitor) and state is not None:
+                callback.go_back(state)
+        self._losses = deque(checkpoint["callbacks"][self.state_key]["losses"], maxlen=MEDIAN_OF)
+        # Whoever asked for the end of the run did it at a step that is taken back.
+        trainer.should_stop = False
+        self.rollbacks.append({"from_step": step, "to_step": back, "reason": what})
+        say(
+            trainer,
+            f"{what} at step {step}: going back to step {back} ({path}) and on with the rows that come next "
+            f"(rollback {len(self.rollbacks)} of {self.max_rollbacks}).",
+        )
+
+
+def rollbacks(trainer: L.Trainer) -> int:
+    """How often the trainer's run went back."""
+    guards = [c for c in trainer.callbacks if isinstance(c, DivergenceGuard)]  # type: ignore[attr-defined]
+    return sum(len(guard.rollbacks) for guard in guards)
+
+
+def _weights_fault(pl_module: LoopedLM) -> str | None:
+    bad = (name for name, p in pl_module.named_parameters() if not bool(torch.isfinite(p).all()))
+    name = next(bad, None)
+    return f"{name} is not finite" if name else None
+
+
+def _is_saved_now(trainer: L.Trainer, pl_module: LoopedLM, batch_idx: int) -> bool:
+    saves = [c for c in trainer.checkpoint_callbacks if isinstance(c, Checkpoints)]
+    return any(c.is_due(trainer, pl_module, batch_idx) for c in saves)

@@ -3,57 +3,24 @@
 from __future__ import annotations
 
 import datetime
-import os
+import math
 import platform
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 
 import looped_lm
+from callbacks.checkpoint_io import CHECKPOINT_KEY, RecordingCheckpointIO
 from callbacks.flops import flops_monitor
+from callbacks.guard import rollbacks
 from callbacks.preemption import Preemption
 from fitting.records import RECORD_SUFFIX, RunRecord
 from looped_lm import LoopedLM
 from looped_lm.preemption import Preempted
-
-CHECKPOINT_KEY = "run_record"
-
-
-def record_path(checkpoint: str | Path) -> Path:
-    """Where the record of a checkpoint lies: beside it, `<stem>.run.json`."""
-    path = Path(checkpoint)
-    return path.with_name(path.stem + RECORD_SUFFIX)
-
-
-class RecordingCheckpointIO(_WrappingCheckpointIO):
-    """Writes checkpoints whole or not at all, and writes and removes the record beside each, whoever asked for it."""
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, *args: Any, **kwargs: Any) -> None:
-        if "://" in str(path):
-            # An object store shows a whole object or none.
-            super().save_checkpoint(checkpoint, path, *args, **kwargs)
-            return
-        aside = Path(f"{path}.partial")
-        try:
-            super().save_checkpoint(checkpoint, aside, *args, **kwargs)
-            with aside.open("rb") as file:
-                os.fsync(file.fileno())
-            aside.replace(path)
-        except OSError as error:
-            aside.unlink(missing_ok=True)
-            raise OSError(
-                f"{path} could not be written ({error}); earlier checkpoints are untouched."
-            ) from error
-        if CHECKPOINT_KEY in checkpoint:
-            RunRecord.from_dict(checkpoint[CHECKPOINT_KEY]).save(record_path(path))
-
-    def remove_checkpoint(self, path: Any) -> None:
-        super().remove_checkpoint(path)
-        record_path(path).unlink(missing_ok=True)
 
 
 class RunRecordWriter(L.Callback):
@@ -85,6 +52,8 @@ class RunRecordWriter(L.Callback):
             return
         assert pl_module.evaluated is not None
         loss, tokens = pl_module.evaluated
+        if not math.isfinite(loss):
+            return
         self._validation = {"val_loss": loss, "val_tokens": tokens, "val_step": trainer.global_step}
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: LoopedLM, checkpoint: dict[str, Any]) -> None:
@@ -101,8 +70,10 @@ class RunRecordWriter(L.Callback):
         diverged = isinstance(exception, FloatingPointError)
         reason = f"{type(exception).__name__}: {exception}"
         record = self.record(trainer, pl_module, "diverged" if diverged else "stopped", reason)
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        record.save(Path(folder) / f"{record.status}-step={record.steps:06d}{RECORD_SUFFIX}")
+        # A disk that is full must not hide what is being raised.
+        with suppress(OSError):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            record.save(Path(folder) / f"{record.status}-step={record.steps:06d}{RECORD_SUFFIX}")
 
     def record(
         self, trainer: L.Trainer, pl_module: LoopedLM, status: str | None = None, reason: str | None = None
@@ -117,9 +88,6 @@ class RunRecordWriter(L.Callback):
                 reason = f"after all {planned} steps, before the final validation"
             if why := next((c.reason for c in trainer.callbacks if isinstance(c, Preemption)), None):  # type: ignore[attr-defined]
                 reason = f"{why} {reason}" if reason else None
-        validation = self._validation
-        if validation["val_loss"] is not None and not validation["val_loss"] < float("inf"):
-            validation = dict.fromkeys(validation)
         model, data = pl_module.model, trainer.datamodule  # type: ignore[attr-defined]
         monitor = flops_monitor(trainer, needed_by="callbacks.RunRecordWriter")
         flops_per_token = pl_module.flops_per_token
@@ -161,11 +129,12 @@ class RunRecordWriter(L.Callback):
             training_flops=monitor.flops,
             flops_convention="paper",
             flops_budget=pl_module.plan.flops_budget,
-            **validation,
+            **self._validation,
             wall_seconds=monitor.wall_seconds,
             hardware=hardware(trainer),
             precision=str(trainer.precision),
             world_size=trainer.world_size,
+            rollbacks=rollbacks(trainer),
             config=provenance.get("config"),
         )
 

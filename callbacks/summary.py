@@ -7,7 +7,8 @@ from pathlib import Path
 
 import lightning as L
 
-from callbacks.run_record import record_path, run_record
+from callbacks.checkpoint_io import record_path
+from callbacks.run_record import run_record
 
 
 class RunSummary(L.Callback):

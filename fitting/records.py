@@ -97,6 +97,8 @@ class RunRecord:
     precision: str
     world_size: int
     config: dict[str, Any] | None
+    rollbacks: int = 0
+    """How often the run went back to a checkpoint and left out the rows that followed it."""
 
     def __post_init__(self) -> None:
         _check(vars(self), f"RunRecord(run_name={self.run_name!r})")
@@ -184,6 +186,8 @@ def write_bytes_atomically(path: str | os.PathLike[str], data: bytes) -> Path:
 
 # With `from __future__ import annotations` a field's type is its source text: "int", "float | None", ...
 _FIELDS = {field.name: str(field.type) for field in dataclasses.fields(RunRecord)}
+#: Fields that came after the first records were written.
+_LATER = {field.name for field in dataclasses.fields(RunRecord) if field.default is not dataclasses.MISSING}
 _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,),
     "float": (int, float),
@@ -198,7 +202,7 @@ _POSITIVE = {
 }  # fmt: skip
 _NOT_NEGATIVE = {
     "prelude_layers", "coda_layers", "n_once", "steps", "tokens", "training_flops", "val_step",
-    "wall_seconds",
+    "wall_seconds", "rollbacks",
 }  # fmt: skip
 _POSITIVE_WHEN_COMPLETED = ("steps", "tokens", "training_flops", "n_once")
 _CHOICES = {"status": STATUSES, "flops_convention": FLOPS_CONVENTIONS}
@@ -214,7 +218,7 @@ def _check(data: Mapping[str, Any], source: str) -> None:
             f"is {version!r}, this version of fitting reads {RunRecord.SCHEMA_VERSION}",
             "Write the record again with this version of the code, or read it with the version that wrote it",
         )
-    missing = [name for name in _FIELDS if name not in data]
+    missing = [name for name in _FIELDS if name not in data and name not in _LATER]
     if missing:
         raise RecordError(
             source, missing[0], "is missing", f"Missing in all: {', '.join(missing)}; write the record again"
@@ -225,7 +229,8 @@ def _check(data: Mapping[str, Any], source: str) -> None:
             source, unknown[0], "is unknown to this schema version", "Remove it, or raise the schema version"
         )
     for name, annotation in _FIELDS.items():
-        _check_value(name, annotation, data[name], source)
+        if name in data:
+            _check_value(name, annotation, data[name], source)
     _check_together(data, source)
 
 

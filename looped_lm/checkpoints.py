@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,22 +15,100 @@ SHOWN = 8
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
-    """A checkpoint as plain data and tensors, on the CPU.
+    """A checkpoint as plain data and tensors, on the CPU, after a check of every byte of it.
 
     Raises:
         ValueError: the file is no whole checkpoint of a LoopedLM.
     """
+    verify(path)
+    return _read(path)
+
+
+def verify(path: str | Path) -> None:
+    """Compare a checkpoint's content with the checksums that were written with it.
+
+    `torch.save` writes a zip archive with a CRC-32 of every record, and `torch.load` does not look at them: it gives
+    back whatever stands in the file.
+
+    Raises:
+        ValueError: the file is truncated, damaged, or none that `torch.save` writes.
+    """
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+    except Exception as error:  # zipfile and zlib raise many types for a damaged archive
+        raise ValueError(
+            f"{path} cannot be read as a checkpoint: it is truncated, damaged, or something else ({error})."
+        ) from error
+    if damaged is not None:
+        raise ValueError(f"{path} is damaged: the checksum of {damaged!r} in it does not match its content.")
+
+
+def _read(path: str | Path, mmap: bool = False) -> dict[str, Any]:
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:
         raise ValueError(
-            f"{path} cannot be read as a checkpoint: it is truncated, or something else ({type(error).__name__})."
+            f"{path} cannot be read as a checkpoint ({type(error).__name__}: {error})."
         ) from error
-    needed = ("state_dict", "hyper_parameters", "pytorch-lightning_version")
+    needed = ("state_dict", "hyper_parameters", "global_step", "pytorch-lightning_version")
     missing = [k for k in needed if not isinstance(checkpoint, dict) or k not in checkpoint]
     if missing:
         raise ValueError(f"{path} is no checkpoint of a LoopedLM: it has no {' and no '.join(missing)}.")
     return checkpoint
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A checkpoint file, and what it says of its run without its tensors being read."""
+
+    path: Path
+    step: int
+    record: Mapping[str, Any]
+
+
+def look(path: str | Path) -> Stored:
+    """What a checkpoint says of its run.
+
+    Raises:
+        ValueError: the file cannot be read, or is no checkpoint of a LoopedLM.
+    """
+    checkpoint = _read(path, mmap=True)
+    return Stored(Path(path), int(checkpoint["global_step"]), checkpoint.get("run_record") or {})
+
+
+def in_folder(folder: str | Path) -> tuple[list[Stored], dict[Path, str]]:
+    """Checkpoints of a folder from the newest to the oldest, and those that cannot be read with the reason."""
+    found, unreadable = [], {}
+    for path in sorted(Path(folder).glob("*.ckpt")):
+        try:
+            found.append(look(path))
+        except ValueError as error:
+            # Files of another process may go away between listing and reading.
+            if path.exists():
+                unreadable[path] = str(error)
+    # Two of one step: the later one was written after the run had gone back.
+    return sorted(found, key=lambda c: (c.step, _modified(c.path)), reverse=True), unreadable
+
+
+def _modified(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
+def newest_whole(folder: str | Path) -> tuple[Stored | None, dict[Path, str]]:
+    """The newest checkpoint of a folder that training can go on from, and the damaged ones with the reason.
+
+    Every byte of the one that is returned was checked; older ones were not looked at.
+    """
+    found, damaged = in_folder(folder)
+    for stored in found:
+        try:
+            verify(stored.path)
+        except ValueError as error:
+            damaged[stored.path] = str(error)
+            continue
+        return stored, damaged
+    return None, damaged
 
 
 @dataclass(frozen=True)
@@ -55,12 +134,25 @@ def differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[Dif
 
 
 def _leaves(values: Any, prefix: str = "") -> dict[str, Any]:
+    if _is_list_of_components(values):
+        # By class and not by place: a callback more would make a difference of all that follow.
+        names = [str(v["class_path"]) for v in values]
+        places = [f"#{names[:i].count(n) + 1}" if n in names[:i] else "" for i, n in enumerate(names)]
+        values = {n + place: v for n, place, v in zip(names, places, values, strict=True)}
     if isinstance(values, Mapping):
         leaves: dict[str, Any] = {}
         for key, value in values.items():
             leaves.update(_leaves(value, f"{prefix}.{key}" if prefix else str(key)))
         return leaves
     return {prefix: list(values) if isinstance(values, tuple) else values}
+
+
+def _is_list_of_components(values: Any) -> bool:
+    return (
+        isinstance(values, list)
+        and bool(values)
+        and all(isinstance(v, Mapping) and "class_path" in v for v in values)
+    )
 
 
 def compare_tensors(stored: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:

@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 import warnings
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,21 +15,40 @@ import lightning as L
 import yaml
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
-from looped_lm.checkpoints import load_checkpoint
+from looped_lm.checkpoints import load_checkpoint, newest_whole
 from looped_lm.config_files import BASE, run_name
+from looped_lm.continuing import RunPlace
 from looped_lm.hints import hint, innermost
 from looped_lm.lightning_module import LoopedLM
-from looped_lm.trainer_settings import processes_of_torchrun
+from looped_lm.trainer_settings import processes_of_torchrun, say
 
 SECTIONS = ("model", "data", "trainer")
 
 
 class RunConfig(SaveConfigCallback):
-    """Saves the resolved configuration into the run's folder; without a logger a run has none."""
+    """Saves the resolved configuration into the run's folder; without a logger a run has none.
+
+    Each part of a run that was resumed has a file of its own.
+    """
+
+    #: Checkpoint that the run goes on from.
+    resumes: str | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if trainer.loggers:
-            super().setup(trainer, pl_module, stage)
+        # Every process looked for the checkpoint itself.
+        first = trainer.strategy.broadcast(self.resumes)
+        if first != self.resumes:
+            raise ValueError(
+                f"Process {trainer.global_rank} would go on from {self.resumes}, process 0 from {first}: all processes "
+                "must see the same files. Give --ckpt_path."
+            )
+        if not trainer.loggers:
+            return
+        name, parts = Path(self.config_filename), 0
+        while self.resumes and (Path(str(trainer.log_dir)) / self.config_filename).exists():
+            parts += 1
+            self.config_filename = f"{name.stem}_resumed_{parts}{name.suffix}"
+        super().setup(trainer, pl_module, stage)
 
 
 class Parser(LightningArgumentParser):
@@ -46,19 +66,20 @@ class LoopedCLI(LightningCLI):
 
     def __init__(self, run: bool = True) -> None:
         self.arguments = sys.argv[1:]
-        super().__init__(
-            LoopedLM,
-            L.LightningDataModule,
-            subclass_mode_data=True,
-            parser_class=Parser,
-            save_config_callback=RunConfig,
-            seed_everything_default=1,
-            # LoopedLM stores plain hyperparameters itself: a checkpoint must load without a parser, too.
-            load_from_checkpoint_support=False,
-            auto_configure_optimizers=False,
-            parser_kwargs={"description": __doc__},
-            run=run,
-        )
+        with ExitStack() as self.holding:
+            super().__init__(
+                LoopedLM,
+                L.LightningDataModule,
+                subclass_mode_data=True,
+                parser_class=Parser,
+                save_config_callback=RunConfig,
+                seed_everything_default=1,
+                # LoopedLM stores plain hyperparameters itself: a checkpoint must load without a parser, too.
+                load_from_checkpoint_support=False,
+                auto_configure_optimizers=False,
+                parser_kwargs={"description": __doc__},
+                run=run,
+            )
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         # An abbreviated key is as often a mistyped one.
@@ -70,6 +91,13 @@ class LoopedCLI(LightningCLI):
             type=str | None,
             default=None,
             help="Name of the run; null takes the config files' names.",
+        )
+        parser.add_argument(
+            "--resume",
+            type=str | None,
+            default=None,
+            help="fit only. auto: go on from the newest whole checkpoint of the run, or start if there is none. "
+            "A run's folder (runs/NAME/version_N): go on with that one.",
         )
         parser.link_arguments("data.vocab_size", "model.vocab_size", apply_on="instantiate")
         parser.link_arguments("data.seq_len", "model.seq_len", apply_on="instantiate")
@@ -94,6 +122,10 @@ class LoopedCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         path = self.config[self.subcommand].get("ckpt_path") if self.subcommand else None
+        if self.subcommand not in (None, "fit") and self.config[self.subcommand].get("resume"):
+            raise ValueError(
+                f"resume is for fit; {self.subcommand} takes a checkpoint, with --ckpt_path FILE."
+            )
         if self.subcommand not in (None, "fit") and not path:
             raise ValueError(
                 f"{self.subcommand} needs --ckpt_path FILE: without one it would judge untrained weights."
@@ -101,7 +133,7 @@ class LoopedCLI(LightningCLI):
         if path and "://" not in path:
             if not Path(path).is_file():
                 raise FileNotFoundError(f"ckpt_path {path!r} is not a file. Give the path of a checkpoint.")
-            load_checkpoint(path)
+            _check_whole(Path(path))
         config = self.config if self.subcommand is None else self.config[self.subcommand]
         trainer = config.trainer
         trainer.devices, trainer.num_nodes = processes_of_torchrun(
@@ -126,6 +158,26 @@ class LoopedCLI(LightningCLI):
             "seed": config["seed_everything"],
             "config": config,
         }
+
+    def before_fit(self) -> None:
+        """Find the run's folder and what it goes on from."""
+        config = self.config_init["fit"]
+        if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        run = RunPlace(self.trainer, self.config.fit.run_name, config.resume, config.ckpt_path)
+        run.report(config.resume, self.model.provenance["config"])
+        if config.resume and run.place.checkpoint is not None:
+            if run.finished(self.model.plan.steps):
+                say(
+                    self.trainer,
+                    f"The run is complete ({self.model.plan.steps} steps): nothing is left to do.",
+                )
+                raise SystemExit(0)
+            config.ckpt_path = str(run.place.checkpoint.path)
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, RunConfig):
+                callback.resumes = config.ckpt_path
+        run.hold(self.holding)
 
     # ---- Checkpoints ----------------------------------------------------------------------------------------------
 
@@ -153,6 +205,19 @@ class LoopedCLI(LightningCLI):
         return [*args[:3], "--config", str(underneath), *args[3:]]
 
 
+def _check_whole(path: Path) -> None:
+    """Refuse a checkpoint that is damaged or none, and name the newest whole one beside it."""
+    try:
+        load_checkpoint(path)
+    except ValueError as error:
+        whole, _ = newest_whole(path.parent)
+        if whole is None:
+            raise
+        raise ValueError(
+            f"{error} The newest whole checkpoint beside it: --ckpt_path {whole.path}"
+        ) from error
+
+
 def option(args: list[str], flag: str) -> str | None:
     """Last value of an option given as `flag value` or `flag=value`."""
     values = [b for a, b in zip(args, args[1:], strict=False) if a == flag]
@@ -170,6 +235,8 @@ def quiet() -> None:
     # LoopedLM logs sums over all processes.
     warnings.filterwarnings("ignore", message=r"It is recommended to use `self\.log\(.*sync_dist=True")
     warnings.filterwarnings("ignore", message=r".*The dirpath has changed from.*")
+    # Each run has a folder of its own, or goes on in its own one.
+    warnings.filterwarnings("ignore", message=r".*Checkpoint directory .* exists and is not empty.*")
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
         lambda r: "litlogger" not in r.getMessage()
     )

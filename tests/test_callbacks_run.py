@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,10 @@ from callbacks import (
     RunSummary,
     StepProgressBar,
 )
-from callbacks.run_record import record_path
+from callbacks.checkpoint_io import record_path
 from fitting.records import RunRecord
 from looped_lm import LoopedLM
+from looped_lm.checkpoints import verify
 from tests.recording_logger import RecordingLogger
 from tests.tiny import SEQ_LEN, TinyData, tiny_lm, tiny_trainer
 
@@ -150,24 +153,50 @@ def test_a_crash_is_recorded_as_stopped(tmp_path: Path) -> None:
     assert record.stop_reason == "OSError: the disk is gone" and record.val_loss is None
 
 
-def test_a_disk_that_fills_up_leaves_no_broken_checkpoint(
+def test_a_disk_that_fills_up_leaves_the_earlier_checkpoint(
+    tmp_path: Path, small_disk: Callable[[int], Path]
+) -> None:
+    run(tmp_path, tiny_lm(val_every_steps=2))
+    size = (tmp_path / "step=4.ckpt").stat().st_size
+    disk = small_disk(int(1.6 * size / 1024))
+    with pytest.raises(
+        OSError, match=r"step=4.ckpt could not be written \(No space left on device\). Earlier"
+    ):
+        run(disk, tiny_lm(val_every_steps=2))
+    left = sorted(p.name for p in disk.iterdir())
+    assert left[:2] == ["step=2.ckpt", "step=2.run.json"] and not [n for n in left if "partial" in n]
+    verify(disk / "step=2.ckpt")
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written = TorchCheckpointIO.save_checkpoint
+    """Content, name, then the name of the old one is taken away: a power cut between any two leaves a whole one."""
+    done: list[str] = []
 
-    def full(self: Any, checkpoint: Any, path: Any, *args: Any, **kwargs: Any) -> None:
-        written(self, checkpoint, path, *args, **kwargs)
-        if checkpoint["global_step"] > 2:
-            Path(path).write_bytes(Path(path).read_bytes()[:100])
-            raise OSError(28, "No space left on device")
+    def note(target: Any, name: str, describe: Callable[..., str]) -> None:
+        real = getattr(target, name)
 
-    monkeypatch.setattr(TorchCheckpointIO, "save_checkpoint", full)
-    with pytest.raises(
-        OSError, match=r"step=4.ckpt could not be written \(.*No space left.*earlier checkpoints"
-    ):
-        run(tmp_path, tiny_lm(val_every_steps=2))
-    assert [p.name for p in tmp_path.glob("*.ckpt*")] == ["step=2.ckpt"]
-    assert torch.load(tmp_path / "step=2.ckpt", weights_only=True)["global_step"] == 2
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            done.append(describe(*args))
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(target, name, noted)
+
+    def name_of(handle: int) -> str:
+        return Path(os.readlink(f"/proc/self/fd/{handle}")).name
+
+    note(os, "fsync", lambda handle: f"flush {name_of(handle)}")
+    note(Path, "replace", lambda old, new: f"{old.name} -> {Path(new).name}")
+    note(TorchCheckpointIO, "remove_checkpoint", lambda io, path: f"remove {Path(path).name}")
+    run(tmp_path, tiny_lm(val_every_steps=2))
+    second = done[done.index("flush step=4.ckpt.partial") :]
+    assert [d for d in second if "json" not in d] == [
+        "flush step=4.ckpt.partial",
+        "step=4.ckpt.partial -> step=4.ckpt",
+        f"flush {tmp_path.name}",
+        "remove step=2.ckpt",
+    ]
 
 
 def test_hparams_carry_the_final_loss(tmp_path: Path) -> None:

@@ -1,0 +1,105 @@
+"""When a run's state is written, and how much of it is kept."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor
+
+from callbacks.checkpoint_io import record_path, write_record
+from looped_lm import LoopedLM
+from looped_lm.checkpoints import in_folder
+
+
+class Checkpoints(ModelCheckpoint):
+    """Writes the run's state after every validation and every `every_n_steps` steps, and keeps the newest.
+
+    An old checkpoint is removed when the new one is on the disk. After a resume those in the folder count as well,
+    whichever the killed process still had in its books.
+
+    Args:
+        keep: how many stay; -1 keeps all. Two at least, if a damaged one is to have one before it.
+        every_n_steps: optimizer steps between writings beside those after validations; None for none.
+        dirpath: folder; None for `checkpoints` in the run's.
+        filename: pattern with the metric `step`.
+
+    Raises:
+        ValueError: a number out of range.
+    """
+
+    def __init__(
+        self,
+        keep: int = 2,
+        every_n_steps: int | None = None,
+        dirpath: str | None = None,
+        filename: str = "{step:06d}",
+    ) -> None:
+        if keep != -1 and keep < 1:
+            raise ValueError(f"keep is {keep}; it must be at least 1, or -1 for all.")
+        if every_n_steps is not None and every_n_steps < 1:
+            raise ValueError(f"every_n_steps is {every_n_steps}; it must be at least 1, or null for none.")
+        super().__init__(
+            dirpath, filename, monitor="step", mode="max", save_top_k=keep, save_on_train_epoch_end=False
+        )
+        self.every_n_steps = every_n_steps
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        self._adopt(trainer)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: LoopedLM, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self.is_due(trainer, pl_module, batch_idx):
+            self.save(trainer)
+
+    def is_due(self, trainer: L.Trainer, pl_module: LoopedLM, batch_idx: int) -> bool:
+        """Whether the state is written after this micro-batch; where a validation follows, that is done after it."""
+        if not self.every_n_steps or not pl_module.ends_step(batch_idx):
+            return False
+        return trainer.global_step % self.every_n_steps == 0 and not self._validation_follows(trainer)
+
+    def save(self, trainer: L.Trainer) -> None:
+        """Write the state as it is, unless that was done at this step."""
+        if not self._should_skip_saving_checkpoint(trainer):
+            self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
+
+    def _save_topk_checkpoint(self, trainer: L.Trainer, monitor_candidates: dict[str, Tensor]) -> None:
+        path = self.format_checkpoint_name(monitor_candidates)
+        if path in self.best_k_models:
+            # This run's own of this step, from before the validation that has come since.
+            self._save_checkpoint(trainer, path)
+        else:
+            super()._save_topk_checkpoint(trainer, monitor_candidates)
+
+    def _validation_follows(self, trainer: L.Trainer) -> bool:
+        batches = trainer.fit_loop.epoch_loop.total_batch_idx + 1
+        done = 0 < trainer.max_steps <= trainer.global_step
+        return done or trainer.should_stop or batches % trainer.val_check_batch == 0  # type: ignore[operator]
+
+    def _monitor_candidates(self, trainer: L.Trainer) -> dict[str, Tensor]:
+        return {**super()._monitor_candidates(trainer), "step": torch.tensor(trainer.global_step)}
+
+    def _adopt(self, trainer: L.Trainer) -> None:
+        """Take the folder's checkpoints for this run's own, up to its step, and mend what a kill left half done."""
+        folder = Path(str(self.dirpath))
+        found: dict[str, int] = {}
+        if trainer.is_global_zero and "://" not in str(self.dirpath):
+            for stored in in_folder(folder)[0]:
+                found[os.path.join(str(self.dirpath), stored.path.name)] = stored.step
+                if stored.record and not record_path(stored.path).exists():
+                    write_record(stored.record, stored.path)
+        found = trainer.strategy.broadcast(found)
+        newest = [path for path, step in found.items() if step <= trainer.global_step]
+        kept = newest if self.save_top_k == -1 else newest[: self.save_top_k]
+        for path in newest[len(kept) :]:
+            trainer.strategy.remove_checkpoint(path)
+        self.best_k_models = {path: torch.tensor(found[path]) for path in kept}
+        if kept:
+            self.best_model_path, self.kth_best_model_path = kept[0], kept[-1]
+            self.best_model_score, self.kth_value = self.best_k_models[kept[0]], self.best_k_models[kept[-1]]
