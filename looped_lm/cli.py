@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import tempfile
 import warnings
@@ -13,6 +14,7 @@ from typing import Any, NoReturn
 
 import lightning as L
 import yaml
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 from looped_lm.checkpoints import load_checkpoint, newest_whole
@@ -148,6 +150,22 @@ class LoopedCLI(LightningCLI):
             init_args = getattr(logger, "init_args", None)
             if init_args is not None and "name" in init_args and init_args.name is None:
                 init_args.name = config.run_name
+
+    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+        try:
+            return super().instantiate_trainer(**kwargs)
+        except (RuntimeError, MisconfigurationException) as error:
+            # Lightning says what is wrong in terms of its own code, and not what to do.
+            twice = re.search(r"more than one stateful callback of type `(\w+)`", str(error))
+            if twice:
+                raise ValueError(
+                    f"trainer.callbacks names {twice.group(1)} twice with the same settings: leave one out."
+                ) from error
+            if re.search(r"supported (gpu|cuda|tpu|mps) backend|accelerator", str(error), re.IGNORECASE):
+                raise ValueError(
+                    f"{error} Use --trainer.accelerator auto for what this machine has."
+                ) from error
+            raise
 
     def after_instantiate_classes(self) -> None:
         # The parser knows how to write a configuration as plain data; the run record keeps it.

@@ -14,6 +14,7 @@ import torch
 import looped_lm
 from looped_lm.__main__ import COMMANDS, refuse_shadowing
 from looped_lm.config_files import BASE, resolve_arguments, resolve_config, run_name
+from looped_lm.hints import innermost
 from tests.cli_options import tiny_options
 
 ROOT = Path(looped_lm.__file__).parent.parent
@@ -114,6 +115,20 @@ def test_the_message_of_a_component_is_not_buried(run_cli: Any, options: list[st
     status, out = run_cli("plan", *options)
     assert status in (1, 2) and says in out and "Traceback" not in out
     assert len(out) < 600 and "Union" not in out, out
+
+
+def test_the_message_of_a_reading_process_is_not_buried() -> None:
+    class Reading(torch.utils.data.Dataset):
+        def __getitem__(self, index: int) -> int:
+            raise ValueError(f"row {index} is damaged: restore it")
+
+        def __len__(self) -> int:
+            return 1
+
+    with pytest.raises(ValueError) as caught:
+        next(iter(torch.utils.data.DataLoader(Reading(), num_workers=1)))
+    assert "Traceback" in str(caught.value)
+    assert innermost(str(caught.value)) == "row 0 is damaged: restore it"
 
 
 def test_a_config_given_without_its_flag_is_explained(run_cli: Any) -> None:
