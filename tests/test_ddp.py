@@ -17,6 +17,7 @@ from looped_lm.config_files import SHIPPED
 from looped_lm.trainer_settings import processes_of_torchrun
 from tests.cli_options import tiny_options
 from tests.ddp_worker import ARCHITECTURES, ROWS, SEQ_LEN, STEPS, STOP, half_way, shipped, train
+from tests.test_readme import commands
 from tests.tiny import tokens
 
 ROOT = Path(looped_lm.__file__).parent.parent
@@ -131,18 +132,14 @@ def test_every_parameter_of_a_shipped_config_gets_a_gradient(config: str) -> Non
 
 
 def test_torchrun_alone_says_how_many_processes(run_cli: Any, in_folder: Path, tiny_data_dir: Path) -> None:
-    """The same run as one process's, in one folder, with every file written once."""
-    options = [
-        "fit",
-        "--config",
-        "r8_truncated.yaml",
-        *tiny_options(tiny_data_dir),
-        "--model.batch_tokens=64",
-    ]
+    """The README's command: the same run as one process's, in one folder, with every file written once."""
+    ((*launcher, fit, flag, config),) = [words for words in commands() if words[0] == "torchrun"]
+    assert (fit, flag) == ("fit", "--config") and launcher[-2:] == ["-m", "looped_lm"]
+    options = [fit, flag, config, *tiny_options(tiny_data_dir), "--model.batch_tokens=64"]
     status, out = run_cli(*options, "--run_name=one")
     assert status == 0, out
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*torchrun, "-m", "looped_lm", *options, "--run_name=two"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", *launcher[1:]]
+    command = [*torchrun, *options, "--run_name=two"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment())
     assert done.returncode == 0, done.stderr
 
