@@ -36,7 +36,7 @@ def batch_of(rows: int, seq_len: int, vocab_size: int, device: torch.device) -> 
 
 
 def plain_loss(model: LoopedTransformer, tokens: Tensor, targets: Tensor) -> Tensor:
-    """The same loss as anybody would write it: uncompiled layers, all logits at once, every recurrence in the graph.
+    """The same loss, plainly: uncompiled layers, all logits at once, and the graph of every recurrence built and kept.
 
     Recurrences without gradients are cut off by detaching the state. `forward` is called past the compiled call.
     """
@@ -49,9 +49,11 @@ def plain_loss(model: LoopedTransformer, tokens: Tensor, targets: Tensor) -> Ten
 
     e = through(model.prelude, model.norm_emb(model.embedding(tokens)))
     state = model.lanes.expand(model.injection.initial_state(e))
+    graphs = []
     for i in range(model.num_recurrences):
         u = through(model.block, model.injection(e, model.lanes.read(state, i), i))
         state = model.lanes.write(state, model.norm_recur(u), i)
+        graphs.append(state)
         if not model.bptt.keeps_grad(i, model.num_recurrences):
             state = state.detach()
     hidden = model.norm_final(through(model.coda, model.lanes.reduce(state)))
