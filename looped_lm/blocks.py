@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -52,14 +53,28 @@ class Rotary(nn.Module):
 
     def forward(self, seq_len: int) -> tuple[Tensor, Tensor]:
         if seq_len > self.cos.shape[0]:
-            self.cos, self.sin = self._tables(seq_len, self.cos.dtype, self.cos.device)
+            # Tables made in inference mode could not be used in training later.
+            with torch.inference_mode(False):
+                self.cos, self.sin = self._tables(seq_len, self.cos.dtype, self.cos.device)
         return self.cos[:seq_len], self.sin[:seq_len]
+
+    def at(self, positions: Tensor, seq_len: int) -> tuple[Tensor, Tensor]:
+        """Tables (B,1,T,c/2) for tokens at positions (B,T) below `seq_len`."""
+        cos, sin = self(seq_len)
+        return cos[positions][:, None], sin[positions][:, None]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the two halves of the last dimension of x (B,h,T,c) by the tables (T,c/2)."""
+    """Rotate the two halves of the last dimension of x (B,h,T,c) by the tables (T,c/2), or by (B,1,T,c/2)."""
     x1, x2 = x.chunk(2, dim=-1)
     return torch.cat((x1 * cos + x2 * sin, x2 * cos - x1 * sin), dim=-1)
+
+
+class KeyValueSlot(Protocol):
+    """Where a layer leaves keys and values in generation, and finds those of earlier tokens."""
+
+    def extend(self, layer: nn.Module, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """All keys and values to attend to, from the new k and v (B,g,T,c), and the mask; None: plainly causal."""
 
 
 class Attention(nn.Module):
@@ -74,7 +89,7 @@ class Attention(nn.Module):
         self.v = nn.Linear(d_model, n_kv_heads * head_dim, bias=False)
         self.out = nn.Linear(d_model, d_model, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: KeyValueSlot | None = None) -> Tensor:
         b, t, d = x.shape
         q = self.q(x).view(b, t, self.n_heads, self.head_dim).transpose(1, 2)
         k = self.k(x).view(b, t, self.n_kv_heads, self.head_dim).transpose(1, 2)
@@ -83,8 +98,9 @@ class Attention(nn.Module):
         k = F.rms_norm(rotate(k, cos, sin), (self.head_dim,), eps=NORM_EPS)
         # Mixed precision leaves the norms in fp32; attention wants one dtype.
         q, k = q.to(v.dtype), k.to(v.dtype)
+        k, v, mask = (k, v, None) if cache is None else cache.extend(self, k, v)
         y = F.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=self.n_kv_heads != self.n_heads
+            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.n_kv_heads != self.n_heads
         )
         return self.out(y.transpose(1, 2).reshape(b, t, d))
 
@@ -126,6 +142,6 @@ class Block(nn.Module):
                 bound = math.sqrt(3.0 / module.in_features)
                 nn.init.uniform_(module.weight, -bound, bound)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = self.residual_attn(x, self.attn(self.norm_attn(x), cos, sin))
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: KeyValueSlot | None = None) -> Tensor:
+        x = self.residual_attn(x, self.attn(self.norm_attn(x), cos, sin, cache))
         return self.residual_mlp(x, self.mlp(self.norm_mlp(x)))

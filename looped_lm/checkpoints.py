@@ -155,7 +155,11 @@ def _is_list_of_components(values: Any) -> bool:
     )
 
 
-def compare_tensors(stored: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+def compare_tensors(
+    stored: Mapping[str, Tensor],
+    own: Mapping[str, Tensor],
+    way_out: str = "Use the configuration the checkpoint was trained with, or LoopedLM.load_from_checkpoint(path).",
+) -> None:
     """Refuse weights of another architecture.
 
     Raises:
@@ -173,5 +177,5 @@ def compare_tensors(stored: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> 
         raise ValueError(
             f"The checkpoint holds another architecture; {len(problems)} tensor(s) differ:\n  "
             + "\n  ".join(problems[:SHOWN] + more)
-            + "\nUse the configuration the checkpoint was trained with, or LoopedLM.load_from_checkpoint(path)."
+            + f"\n{way_out}"
         )

@@ -6,19 +6,24 @@ B batch rows, T sequence length, d = d_model, V vocabulary, r recurrences. Sourc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from looped_lm.blocks import Block, Rotary, rms_norm
+from looped_lm.blocks import Block, KeyValueSlot, Rotary, rms_norm
 from looped_lm.bptt import BPTTStrategy, FullBPTT
 from looped_lm.component import as_instance, build
 from looped_lm.injection import Injection, LinearInjection
 from looped_lm.lanes import Lanes, SingleLane
 from looped_lm.loss import softcapped_cross_entropy
 from looped_lm.residual import PlainResidual, Residual
+
+if TYPE_CHECKING:
+    from looped_lm.generation.cache import KVCache
 
 WIDTH_UNIT = 64
 VOCAB_UNIT = 64
@@ -130,29 +135,43 @@ class LoopedTransformer(nn.Module):
         assert isinstance(layer, Block)
         return layer.residual_attn
 
-    def hidden(self, tokens: Tensor, num_recurrences: int | None = None) -> Tensor:
+    def hidden(
+        self, tokens: Tensor, num_recurrences: int | None = None, cache: KVCache | None = None
+    ) -> Tensor:
         """Normalised output (B,T,d) of the coda, which the head reads.
 
         Args:
             tokens: int64 (B,T).
             num_recurrences: times to run the block here; None: the model's own count.
+            cache: what earlier tokens left behind, in generation; None: there are none.
 
         Raises:
             ValueError: a count that the components do not allow.
         """
         r = self.num_recurrences if num_recurrences is None else num_recurrences
         self.check_recurrences(r)
-        cos, sin = self.rotary(tokens.shape[1])
+        if cache is None:
+            once, (cos, sin) = None, self.rotary(tokens.shape[1])
+        else:
+            once, (cos, sin) = cache.once, self.rotary.at(cache.positions, cache.filled)
         # The table may be bf16; from here on the residual stream has the norms' precision.
         x = self.norm_emb(self.embedding(tokens).to(self.norm_emb.weight.dtype))
         for layer in self.prelude:
-            x = layer(x, cos, sin)
-        x = self._loop(x, cos, sin, r)
+            x = layer(x, cos, sin, once)
+        return self._coda(self._loop(x, cos, sin, r, cache), cos, sin, once)
+
+    def _coda(self, x: Tensor, cos: Tensor, sin: Tensor, cache: KeyValueSlot | None) -> Tensor:
         for layer in self.coda:
-            x = layer(x, cos, sin)
+            x = layer(x, cos, sin, cache)
         return self.norm_final(x)
 
-    def _loop(self, e: Tensor, cos: Tensor, sin: Tensor, num_recurrences: int) -> Tensor:
+    def _coda_logits(self, cos: Tensor, sin: Tensor, cache: KeyValueSlot, x: Tensor) -> Tensor:
+        return self.logits(self._coda(x, cos, sin, cache))
+
+    def _loop(
+        self, e: Tensor, cos: Tensor, sin: Tensor, num_recurrences: int, cache: KVCache | None
+    ) -> Tensor:
+        early = None if cache is None else cache.exit
         state = self.lanes.expand(self.injection.initial_state(e))
         for i in range(num_recurrences):
             keeps = self.bptt.keeps_grad(i, num_recurrences)
@@ -162,16 +181,34 @@ class LoopedTransformer(nn.Module):
                         self._recurrence, e, state, cos, sin, i, use_reentrant=False, preserve_rng_state=False
                     )
                 else:
-                    state = self._recurrence(e, state, cos, sin, i)
+                    slot = None if cache is None else cache.recurrence(i)
+                    state = self._recurrence(e, state, cos, sin, i, slot)
             if self.observer is not None:
                 self.observer(i, state)
-        return self.lanes.reduce(state)
+            if cache is not None and early is not None:
+                logits = partial(self._coda_logits, cos, sin, cache.once)
+                if early.settled(i, self.lanes.reduce(state), logits):
+                    break
+        return self.lanes.reduce(state) if early is None else early.output
 
-    def _recurrence(self, e: Tensor, state: Any, cos: Tensor, sin: Tensor, i: int) -> Any:
+    def _recurrence(
+        self, e: Tensor, state: Any, cos: Tensor, sin: Tensor, i: int, cache: KeyValueSlot | None = None
+    ) -> Any:
         u = self.injection(e, self.lanes.read(state, i), i)
         for layer in self.block:
-            u = layer(u, cos, sin)
+            u = layer(u, cos, sin, cache)
         return self.lanes.write(state, self.norm_recur(u), i)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, **overrides: Any) -> LoopedTransformer:
+        """The model in a folder of `python -m looped_lm export`; see `looped_lm.pretrained.load_pretrained`.
+
+        Raises:
+            ValueError: no such folder, unknown components, or weights of another architecture.
+        """
+        from looped_lm.pretrained import load_pretrained
+
+        return load_pretrained(folder, **overrides)
 
     def layers(self) -> Iterator[nn.Module]:
         """Every layer once, in the order in which they first run."""

@@ -1,0 +1,23 @@
+"""Text from a trained model: cache, early exit, sampling. See `stream` and the decoders."""
+
+from looped_lm.generation.cache import KVCache
+from looped_lm.generation.decoders import CachedDecoder, Decoder, UncachedDecoder
+from looped_lm.generation.early_exit import ExitRule, KLChange, RelativeChange
+from looped_lm.generation.sampling import Sampling
+from looped_lm.generation.stream import Drift, Generated, Step, drift, stream
+
+__all__ = [
+    "CachedDecoder",
+    "Decoder",
+    "Drift",
+    "ExitRule",
+    "Generated",
+    "KLChange",
+    "KVCache",
+    "RelativeChange",
+    "Sampling",
+    "Step",
+    "UncachedDecoder",
+    "drift",
+    "stream",
+]

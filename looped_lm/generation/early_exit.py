@@ -1,0 +1,96 @@
+"""Early exit: a row leaves the loop when its state has stopped changing.
+
+B batch rows, d = d_model, V vocabulary. Decoding only: each row has one token. A row's decision never depends on the
+others in the batch. Source of both criteria: arXiv 2502.05171 (section on zero-shot adaptive compute).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+class ExitRule(ABC):
+    """When the state has settled: a measure of change between two recurrences falls below a threshold.
+
+    Raises:
+        ValueError: a threshold that is not positive.
+    """
+
+    def __init__(self, threshold: float) -> None:
+        if not (math.isfinite(threshold) and threshold > 0):
+            raise ValueError(f"The exit threshold is {threshold}; it must be positive and finite.")
+        self.threshold = threshold
+
+    @abstractmethod
+    def look(self, state: Tensor, logits: Callable[[Tensor], Tensor]) -> Tensor:
+        """What is compared, from the state (B,1,d) that the coda would read; `logits` runs coda and head on it."""
+
+    @abstractmethod
+    def change(self, before: Tensor, after: Tensor) -> Tensor:
+        """Change (B,) between what `look` saw after two recurrences."""
+
+
+class RelativeChange(ExitRule):
+    """‖s_i - s_{i-1}‖ / ‖s_i‖ of the state."""
+
+    def look(self, state: Tensor, logits: Callable[[Tensor], Tensor]) -> Tensor:
+        return state.flatten(1).float()
+
+    def change(self, before: Tensor, after: Tensor) -> Tensor:
+        return (after - before).norm(dim=-1) / after.norm(dim=-1).clamp_min(1e-10)
+
+
+class KLChange(ExitRule):
+    """KL(p_i ‖ p_{i-1}) in nats between the next-token distributions; runs the coda after every recurrence."""
+
+    def look(self, state: Tensor, logits: Callable[[Tensor], Tensor]) -> Tensor:
+        return logits(state).flatten(1).log_softmax(dim=-1)
+
+    def change(self, before: Tensor, after: Tensor) -> Tensor:
+        return (after.exp() * (after - before)).sum(dim=-1)
+
+
+class EarlyExit:
+    """Which rows are still in the loop during a pass, and what those that left have put out.
+
+    Args:
+        rule: when to leave.
+        on_exit: called as `on_exit(leaving, i)` with rows (B,) that leave after recurrence `i`.
+    """
+
+    def __init__(self, rule: ExitRule, on_exit: Callable[[Tensor, int], None]) -> None:
+        self.rule, self._on_exit = rule, on_exit
+        #: Rows (B,) that still run.
+        self.active: Tensor
+        #: Recurrences (B,) that each row has run in this pass.
+        self.used: Tensor
+        #: What the coda reads (B,1,d): the state with which each row left.
+        self.output: Tensor
+        self._before: Tensor
+        self.some_left = False
+
+    def begin(self, rows: int, device: torch.device, live: Tensor | None) -> None:
+        """Start a pass, in which rows that are not `live` leave after the first recurrence."""
+        self.active = torch.ones(rows, dtype=torch.bool, device=device)
+        self.used = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._live = self.active if live is None else live
+        self.some_left = False
+
+    def settled(self, i: int, state: Tensor, logits: Callable[[Tensor], Tensor]) -> bool:
+        """Note the state (B,1,d) after recurrence `i`; whether all rows have left."""
+        self.output = state if i == 0 else torch.where(self.active[:, None, None], state, self.output)
+        self.used += self.active
+        seen = self.rule.look(state, logits)
+        leaving = self.active & ~self._live
+        if i > 0:
+            leaving |= self.active & (self.rule.change(self._before, seen) < self.rule.threshold)
+        self._before = seen
+        if bool(leaving.any()):
+            self._on_exit(leaving, i)
+            self.active, self.some_left = self.active & ~leaving, True
+        return not bool(self.active.any())

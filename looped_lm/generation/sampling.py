@@ -1,0 +1,75 @@
+"""Choosing the next token from logits (B,V)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Temperature, then top-k, then top-p, in this order, as is customary.
+
+    Args:
+        temperature: divides the logits; 0 always takes the most likely token.
+        top_k: sample among this many most likely tokens; None: all.
+        top_p: sample among the fewest tokens that hold this much probability together; None: all.
+        seed: of the draws. Every row has a stream of its own, whatever the other rows are.
+
+    Raises:
+        ValueError: a value out of range.
+    """
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise ValueError(
+                f"temperature is {self.temperature}; it must be 0 (greedy) or a positive number."
+            )
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k is {self.top_k}; it must be at least 1.")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}; it must lie in (0, 1].")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed is {self.seed}; it must lie between 0 and 2^32 - 1.")
+        if self.temperature == 0 and (self.top_k is not None or self.top_p is not None):
+            raise ValueError(
+                "top_k and top_p have no effect at temperature 0: give a temperature, such as 1."
+            )
+
+    def generators(self, rows: int, device: torch.device) -> list[torch.Generator]:
+        """One generator per row."""
+        return [torch.Generator(device).manual_seed(self.seed * 2**31 + row) for row in range(rows)]
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Distribution (B,V) that is drawn from; at temperature 0 all on the most likely token."""
+        if self.temperature == 0:
+            return torch.zeros_like(logits).scatter_(-1, logits.argmax(dim=-1, keepdim=True), 1.0)
+        # Relative to the largest: a tiny temperature must not overflow.
+        logits = (logits - logits.amax(dim=-1, keepdim=True)) / self.temperature
+        if self.top_k is not None and self.top_k < logits.shape[-1]:
+            kept = logits.topk(self.top_k, dim=-1)
+            logits = torch.full_like(logits, -math.inf).scatter_(-1, kept.indices, kept.values)
+        p = logits.softmax(dim=-1)
+        if self.top_p is not None:
+            ordered, order = p.sort(dim=-1, descending=True, stable=True)
+            # A token stays where those before it do not reach top_p yet; so the first always does.
+            outside = ordered.cumsum(dim=-1) - ordered >= self.top_p
+            p = p.masked_fill(torch.zeros_like(outside).scatter_(-1, order, outside), 0.0)
+            p = p / p.sum(dim=-1, keepdim=True)
+        return p
+
+    def choose(self, logits: Tensor, generators: list[torch.Generator]) -> Tensor:
+        """Token ids (B,) drawn from logits (B,V)."""
+        if self.temperature == 0:
+            return logits.argmax(dim=-1)
+        p = self.probabilities(logits)
+        drawn = [torch.multinomial(row, 1, generator=g) for row, g in zip(p, generators, strict=True)]
+        return torch.cat(drawn)
