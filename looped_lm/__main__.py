@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import importlib.util
 import os
 import signal
@@ -23,11 +24,18 @@ commands:
   predict    loss of every token of the held-out rows
   plan       what a run would be: parameters, FLOPs, steps, learning rates, memory; trains nothing
 
-Every command starts from the shipped base.yaml; a --config changes it, and so does any --key. A config is found in the
-working folder first, then among the shipped ones. `python -m looped_lm fit --help` documents every key.
+These start from the shipped base.yaml; a --config changes it, and so does any --key. A config is found in the working
+folder first, then among the shipped ones. `python -m looped_lm fit --help` documents every key.
+
+commands with options of their own (--help lists them):
+  generate   text from a checkpoint (--ckpt FILE --prompt TEXT)
+  export     a checkpoint's model as safetensors and config.json (--ckpt FILE --out FOLDER)
+  convert    checkpoints of the paper authors' public code to ours, and back (--from reference FOLDER --out FILE)
 """
 LIGHTNING = ("fit", "validate", "test", "predict")
-COMMANDS = (*LIGHTNING, "plan")
+#: Modules of looped_lm.commands with a parser of their own, `main(args)`.
+OWN_OPTIONS = ("generate", "export", "convert")
+COMMANDS = (*LIGHTNING, "plan", *OWN_OPTIONS)
 SIBLINGS = ("callbacks", "datamodules", "configs", "fitting")
 
 
@@ -52,6 +60,9 @@ def run(args: list[str]) -> None:
     from looped_lm.config_files import resolve_arguments
 
     refuse_shadowing()
+    if args[0] in OWN_OPTIONS:
+        importlib.import_module(f"looped_lm.commands.{args[0]}").main(args[1:])
+        return
     command, rest = args[0], resolve_arguments(args[1:])
     # Lightning's launcher starts the other processes of a run from sys.argv.
     sys.argv[1:] = [command, *rest]

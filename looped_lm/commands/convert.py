@@ -1,0 +1,221 @@
+"""`python -m looped_lm convert`: checkpoints of the paper authors' public code to ours, and back."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from looped_lm.lightning_module import LoopedLM
+
+_MODEL_FILE = re.compile(r"model_(\d+)\.pt")
+PAPER_BATCH_TOKENS = 2**18
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    p = argparse.ArgumentParser(
+        prog="python -m looped_lm convert",
+        description="Convert checkpoints of the paper authors' public code (a folder with model_<step>.pt and "
+        "meta_<step>.json) into a checkpoint with a run record, and back.",
+        allow_abbrev=False,
+    )
+    direction = p.add_mutually_exclusive_group(required=True)
+    direction.add_argument("--from", dest="source", choices=["reference"], help="format of PATH")
+    direction.add_argument("--to", dest="target", choices=["reference"], help="format to write")
+    p.add_argument("path", type=Path, metavar="PATH", help="folder to read with --from, checkpoint with --to")
+    p.add_argument(
+        "--out", type=Path, required=True, help="file to write with --from, folder with --to; must not exist"
+    )
+    p.add_argument("--step", type=int, help="--from: step to read; default: the last")
+    p.add_argument(
+        "--batch-tokens",
+        type=int,
+        default=PAPER_BATCH_TOKENS,
+        help="--from: tokens of a training step, for the record's counts; default: %(default)s, the paper's",
+    )
+    return p
+
+
+def find_step(folder: Path, step: int | None) -> tuple[int, Path, Path]:
+    """Step, model file and meta file.
+
+    Raises:
+        FileNotFoundError: the folder has no such step, or no meta file for it.
+    """
+    files = {
+        int(m.group(1)): f for f in sorted(folder.glob("model_*.pt")) if (m := _MODEL_FILE.fullmatch(f.name))
+    }
+    if not files:
+        raise FileNotFoundError(f"{folder} has no file model_<step>.pt: give a folder of the reference code.")
+    step = max(files) if step is None else step
+    if step not in files:
+        raise FileNotFoundError(f"{folder} has no step {step}; it has {', '.join(map(str, sorted(files)))}.")
+    meta = files[step].with_name(files[step].name.replace("model_", "meta_")).with_suffix(".json")
+    if not meta.is_file():
+        raise FileNotFoundError(f"{meta} is missing: it says what {files[step].name} holds.")
+    return step, files[step], meta
+
+
+def read_reference(folder: Path, step: int | None, batch_tokens: int) -> tuple[dict[str, Any], LoopedLM]:
+    """A Lightning checkpoint with its run record, and the module it is for.
+
+    Raises:
+        FileNotFoundError: see `find_step`.
+        ValueError: files that cannot be read, or keys that are not known or missing.
+    """
+    import lightning as L
+    import torch
+
+    from looped_lm.checkpoints import compare_tensors
+    from looped_lm.lightning_module import LoopedLM
+    from looped_lm.reference_format import architecture_from_reference, tensors_from_reference
+    from looped_lm.schedules import Steps
+
+    step, model_file, meta_file = find_step(folder, step)
+    if step < 1:
+        raise ValueError(f"{model_file} is of step {step}: there was no training to record.")
+    try:
+        tensors = torch.load(model_file, map_location="cpu", weights_only=True)
+        config = json.loads(meta_file.read_text(encoding="utf-8"))["model_config"]
+    except Exception as error:
+        raise ValueError(
+            f"{model_file} and {meta_file.name} cannot be read ({type(error).__name__}: {str(error).splitlines()[0]}); "
+            "they hold tensors alone, and JSON with a model_config."
+        ) from error
+    arguments = architecture_from_reference(config)
+    lm = LoopedLM(**arguments, horizon=Steps(step), batch_tokens=batch_tokens)
+    state = tensors_from_reference(tensors, lm.model)
+    compare_tensors(state, lm.model.state_dict(), f"{meta_file} does not describe {model_file.name}.")
+    lm.provenance = {"run_name": folder.resolve().name, "seed": 0, "config": None}
+    checkpoint = {
+        "state_dict": {f"model.{name}": tensor for name, tensor in state.items()},
+        "hyper_parameters": dict(lm.hparams),
+        "pytorch-lightning_version": L.__version__,
+        "epoch": 0,
+        "global_step": step,
+        "run_record": run_record(lm, step, model_file.name),
+    }
+    return checkpoint, lm
+
+
+def run_record(lm: LoopedLM, step: int, source: str) -> dict[str, Any]:
+    """The record of a converted run: what it is and how long it trained. Its loss stands nowhere in the files."""
+    import looped_lm
+    from fitting.records import RunRecord
+
+    model, tokens = lm.model, step * lm.batch_tokens
+    return RunRecord(
+        schema_version=RunRecord.SCHEMA_VERSION,
+        run_name=lm.provenance["run_name"],
+        seed=0,
+        code_version=f"{looped_lm.__version__}, converted from the reference code",
+        created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        status="stopped",
+        stop_reason=f"converted from {source}, which holds no validation loss and no seed",
+        data_manifest_hash=None,
+        tokenizer=None,
+        vocab_size=model.vocab_size,
+        seq_len=model.seq_len,
+        unique_tokens=None,
+        d_model=model.d_model,
+        head_dim=model.head_dim,
+        n_heads=model.n_heads,
+        n_kv_heads=model.n_kv_heads,
+        prelude_layers=len(model.prelude),
+        recurrent_layers=len(model.block),
+        coda_layers=len(model.coda),
+        num_recurrences=model.num_recurrences,
+        components=lm.component_specs(),
+        parameters=lm.sections.as_dict(),
+        n_once=lm.sections.n_once,
+        n_rec=lm.sections.n_rec,
+        steps=step,
+        steps_planned=step,
+        tokens=tokens,
+        tokens_target=float(tokens),
+        batch_tokens=lm.batch_tokens,
+        flops_per_token=lm.flops_per_token,
+        training_flops=tokens * lm.flops_per_token,
+        flops_convention="paper",
+        flops_budget=None,
+        val_loss=None,
+        val_tokens=None,
+        val_step=None,
+        wall_seconds=0.0,
+        hardware="unknown",
+        precision="unknown",
+        world_size=1,
+        config=None,
+    ).to_dict()
+
+
+def from_reference(folder: Path, out: Path, step: int | None, batch_tokens: int) -> None:
+    """Convert a folder of the reference code to a checkpoint with its run record beside it."""
+    import torch
+
+    from fitting.records import RECORD_SUFFIX, RunRecord
+
+    if out.exists():
+        raise FileExistsError(f"{out} exists, and nothing is overwritten: name another file, or remove it.")
+    checkpoint, lm = read_reference(folder, step, batch_tokens)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    aside = out.with_name(out.name + ".partial")
+    try:
+        torch.save(checkpoint, aside)
+        with aside.open("rb") as file:
+            os.fsync(file.fileno())
+        aside.replace(out)
+    finally:
+        aside.unlink(missing_ok=True)
+    record = RunRecord.from_dict(checkpoint["run_record"]).save(out.with_name(out.stem + RECORD_SUFFIX))
+    print(f"checkpoint  {out}\nrun record  {record}")
+    print(
+        f"step {checkpoint['global_step']}, N {lm.sections.n:,}; tokens and FLOPs of the record take "
+        f"{batch_tokens:,} tokens a step",
+    )
+
+
+def to_reference(checkpoint_file: Path, out: Path) -> None:
+    """Write the model of a checkpoint as the reference code stores it."""
+    import torch
+
+    from looped_lm.checkpoints import load_checkpoint
+    from looped_lm.model_files import load_model
+    from looped_lm.pretrained import new_folder
+    from looped_lm.reference_format import config_to_reference, tensors_to_reference
+
+    checkpoint = load_checkpoint(checkpoint_file)
+    model = load_model(checkpoint_file)
+    config, step = config_to_reference(model), int(checkpoint["global_step"])
+    # From the file: the module may hold some of them in another precision.
+    own = {n.removeprefix("model."): t for n, t in checkpoint["state_dict"].items() if n.startswith("model.")}
+    with new_folder(out) as folder:
+        torch.save(tensors_to_reference(own), folder / f"model_{step:06d}.pt")
+        meta = json.dumps({"step": step, "model_config": config}, indent=2) + "\n"
+        (folder / f"meta_{step:06d}.json").write_text(meta, encoding="utf-8")
+    print(f"{out}: step {step}")
+    if not model.rotary.bf16_tables:
+        print(
+            "note: the reference code rounds its rotary tables to bfloat16, and this model does not: logits move by "
+            "about 4e-3 there.",
+            file=sys.stderr,
+        )
+
+
+def main(args: Sequence[str]) -> None:
+    """Run the command."""
+    given = parser().parse_args(args)
+    if given.source:
+        from_reference(given.path, given.out, given.step, given.batch_tokens)
+    elif given.step is not None:
+        raise ValueError("--step belongs to --from: a checkpoint holds one step.")
+    else:
+        to_reference(given.path, given.out)

@@ -1,0 +1,200 @@
+"""`python -m looped_lm generate`: text from a trained model, printed while it is made."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from looped_lm.generation import Decoder, ExitRule, Generated
+    from looped_lm.model_files import TextTokenizer
+    from looped_lm.transformer import LoopedTransformer
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    p = argparse.ArgumentParser(
+        prog="python -m looped_lm generate",
+        description="Continue prompts with a trained model. Text goes to standard output, all else to standard error.",
+        allow_abbrev=False,
+    )
+    p.add_argument("--ckpt", "--ckpt_path", required=True, help="checkpoint, or a folder written by `export`")
+    p.add_argument(
+        "--prompt",
+        action="append",
+        default=[],
+        help="text to continue; may be given several times; default: none",
+    )
+    p.add_argument("--prompt-file", type=Path, help="file with a prompt in each line")
+    p.add_argument("--max-new-tokens", type=int, default=128, help="default: %(default)s")
+    p.add_argument("--temperature", type=float, default=1.0, help="0 is greedy; default: %(default)s")
+    p.add_argument("--top-k", type=int, help="sample among the k most likely tokens")
+    p.add_argument("--top-p", type=float, help="sample among the tokens that hold this much probability")
+    p.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    p.add_argument("--recurrences", type=int, help="recurrences to run; default: as trained")
+    p.add_argument("--kv-budget", type=int, help="recurrences whose keys and values are kept; default: all")
+    early = p.add_mutually_exclusive_group()
+    early.add_argument(
+        "--exit-change",
+        type=float,
+        help="a token leaves the loop when its state changes by less, relative to its norm",
+    )
+    early.add_argument(
+        "--exit-kl", type=float, help="... when its next-token distribution changes by less, KL in nats"
+    )
+    p.add_argument(
+        "--no-cache", action="store_true", help="run the whole text for every token: slow, for comparison"
+    )
+    p.add_argument(
+        "--keep-going", action="store_true", help="do not stop where the model begins a new document (BOS)"
+    )
+    p.add_argument(
+        "--tokenizer", help="class path, or class_path and init_args as YAML; default: that of training"
+    )
+    p.add_argument("--device", help="such as cpu or cuda; default: a GPU where there is one")
+    return p
+
+
+def read_prompts(given: Sequence[str], file: Path | None) -> list[str]:
+    """Prompts of the command line, then those of the file; one empty one if there are none."""
+    lines = [] if file is None else file.read_text(encoding="utf-8").splitlines()
+    return [*given, *lines] or [""]
+
+
+def exit_rule(change: float | None, kl: float | None) -> ExitRule | None:
+    """The early-exit rule that the options ask for."""
+    from looped_lm.generation import KLChange, RelativeChange
+
+    if change is not None:
+        return RelativeChange(change)
+    return None if kl is None else KLChange(kl)
+
+
+class Printer:
+    """Prints several texts in order while all of them grow: the first that is not finished streams."""
+
+    def __init__(self, tokenizer: TextTokenizer, prompts: Sequence[str]) -> None:
+        self._tokenizer, self._prompts = tokenizer, prompts
+        self._ids: list[list[int]] = [[] for _ in prompts]
+        self._row, self._shown = 0, ""
+        self._open()
+
+    def _open(self) -> None:
+        if len(self._prompts) > 1:
+            print(f"{'' if self._row == 0 else chr(10)}--- {self._row + 1} of {len(self._prompts)}")
+        print(self._prompts[self._row], end="", flush=True)
+        self._shown = ""
+
+    def add(self, tokens: Sequence[int | None]) -> None:
+        """One step's tokens; None for a text that has ended."""
+        for ids, token in zip(self._ids, tokens, strict=True):
+            if token is not None:
+                ids.append(token)
+        while self._row < len(self._ids):
+            if tokens[self._row] is not None:
+                self._show(finished=False)
+                return
+            self._next()
+
+    def close(self) -> None:
+        """Print what is left."""
+        while self._row < len(self._ids):
+            self._next()
+
+    def _next(self) -> None:
+        self._show(finished=True)
+        print(flush=True)
+        self._row += 1
+        if self._row < len(self._ids):
+            self._open()
+
+    def _show(self, finished: bool) -> None:
+        text = self._tokenizer.decode(self._ids[self._row])
+        # The last character may still lack bytes.
+        ready = text if finished else text.rstrip("\ufffd")
+        if ready.startswith(self._shown):
+            print(ready[len(self._shown) :], end="", flush=True)
+            self._shown = ready
+
+
+def report(decoder: Decoder, generated: Generated, seconds: float, shortcuts: bool, known: int) -> str:
+    """What it took: tokens, speed, recurrences, memory of the cache, and the drift of shortcuts."""
+    from looped_lm.generation import CachedDecoder, drift
+
+    used = [r for row in generated.recurrences for r in row]
+    lines = [
+        f"{len(used):,} tokens in {seconds:.1f} s ({len(used) / seconds:.1f} tokens/s)",
+        f"recurrences: mean {sum(used) / len(used):.2f}, {min(used)} to {max(used)} of {decoder.num_recurrences}",
+    ]
+    if isinstance(decoder, CachedDecoder):
+        cache = decoder.cache
+        kept = f"entries of {cache.slots} of {decoder.num_recurrences} recurrences"
+        lines.append(f"KV cache: {cache.bytes / 2**20:.2f} MiB, {kept}")
+    if shortcuts:
+        lines.append(f"drift from all recurrences and entries: {drift(decoder, generated, known)}")
+    return "\n".join(lines)
+
+
+def main(args: Sequence[str]) -> None:
+    """Run the command."""
+    given = parser().parse_args(args)
+    rule = exit_rule(given.exit_change, given.exit_kl)
+    if given.no_cache and (rule is not None or given.kv_budget is not None):
+        raise ValueError(
+            "--no-cache keeps nothing: leave out --kv-budget, --exit-change and --exit-kl with it."
+        )
+    import torch
+
+    from looped_lm.generation import (
+        CachedDecoder,
+        Generated,
+        Sampling,
+        Step,
+        UncachedDecoder,
+        stream,
+    )
+    from looped_lm.model_files import load_model, load_tokenizer
+
+    sampling = Sampling(given.temperature, given.top_k, given.top_p, given.seed)
+    prompts = read_prompts(given.prompt, given.prompt_file)
+    device = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    model = load_model(given.ckpt).to(device)
+    tokenizer = load_tokenizer(given.ckpt, given.tokenizer)
+    rows = with_bos(tokenizer, prompts)
+    warn_of_length(model, max(map(len, rows)) + given.max_new_tokens)
+    if given.no_cache:
+        decoder: Decoder = UncachedDecoder(model, rows, given.max_new_tokens, given.recurrences)
+    else:
+        decoder = CachedDecoder(model, rows, given.max_new_tokens, given.recurrences, given.kv_budget, rule)
+    known = min(model.vocab_size, tokenizer.vocab_size)
+    stop = None if given.keep_going else tokenizer.bos_id
+    printer, steps = Printer(tokenizer, prompts), list[Step]()
+    start = time.perf_counter()
+    for step in stream(decoder, given.max_new_tokens, sampling, stop, known):
+        # A document's beginning ends the one before; it is no text of it.
+        printer.add([None if t == stop else t for t in step.tokens])
+        steps.append(step)
+    printer.close()
+    generated = Generated.collect(iter(steps))
+    seconds = time.perf_counter() - start
+    shortcuts = rule is not None or (given.kv_budget or decoder.num_recurrences) < decoder.num_recurrences
+    print(report(decoder, generated, seconds, shortcuts, known), file=sys.stderr)
+
+
+def with_bos(tokenizer: TextTokenizer, prompts: Sequence[str]) -> list[list[int]]:
+    """Ids of every prompt, as a document begins."""
+    return [[tokenizer.bos_id, *map(int, ids)] for ids in tokenizer.encode(prompts)]
+
+
+def warn_of_length(model: LoopedTransformer, longest: int) -> None:
+    """Say that a text outgrows the context of training."""
+    if longest > model.seq_len:
+        print(
+            f"note: the text may grow to {longest} tokens; the model was trained on {model.seq_len} and is likely to "
+            "get worse beyond.",
+            file=sys.stderr,
+        )
