@@ -14,6 +14,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from looped_lm import run_folder
 from looped_lm.checkpoints import Stored, differences, in_folder, look, newest_whole
+from looped_lm.logged_rows import go_on_after
 from looped_lm.trainer_settings import say
 
 AUTO = "auto"
@@ -126,6 +127,8 @@ class RunPlace:
         if folder is not None:
             for logger in self._loggers:
                 logger._version = folder.name
+                if self.place.folder is not None and self.place.checkpoint is not None:
+                    go_on_after(logger, self.place.checkpoint.step, self._trainer.is_global_zero)
             for callback in self._free:
                 callback.dirpath = str(folder / run_folder.CHECKPOINTS)
 
