@@ -15,7 +15,7 @@ from tests.cli_options import tiny_options
 from tests.slurm_cluster import Cluster, install, slurm_cluster
 
 pytestmark = pytest.mark.slow
-STEPS = 400
+STEPS = 120
 
 
 @pytest.fixture(scope="module")
