@@ -54,7 +54,8 @@ class Preemption(L.Callback):
         trainer.callbacks = [c for c in trainer.callbacks if c is not self] + [self]  # type: ignore[attr-defined]
         self._received = self._agreed = 0
         self._checkpoint = None
-        environment = getattr(trainer.strategy, "cluster_environment", None)
+        # Not the strategy's: that of a single device has none.
+        environment = trainer._accelerator_connector.cluster_environment
         if isinstance(environment, SLURMEnvironment):
             environment.auto_requeue = False
 

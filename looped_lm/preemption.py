@@ -110,7 +110,10 @@ def report(stop: Preempted) -> int:
     if stop.rank == 0:
         print(f"{stop}", file=sys.stderr)
         if stop.checkpoint is not None:
-            print(f"Go on with the same command and --ckpt_path {stop.checkpoint}", file=sys.stderr)
+            print(
+                f"Go on with the same command and --resume auto, or with --ckpt_path {stop.checkpoint}",
+                file=sys.stderr,
+            )
         if stop.wants_requeue and (answer := requeue_job()):
             print(answer, file=sys.stderr)
         sys.stderr.flush()

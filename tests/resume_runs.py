@@ -12,7 +12,6 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 
 import callbacks
 from datamodules import ByteTokenizer, PrepareSettings, TextFiles, TokenDataModule
@@ -165,7 +164,7 @@ def fit(
     ckpt_path: str | None = None,
     trace: Trace | None = None,
     steps: int = STEPS,
-    save_top_k: int = 1,
+    keep: int = 2,
     val_every_steps: int | None = VAL_EVERY,
     final_val_rows: int = 7,
     trainer_options: dict[str, Any] | None = None,
@@ -212,7 +211,7 @@ def fit(
             callbacks.DivergenceGuard(),
             callbacks.RunRecordWriter(),
             callbacks.Preemption(),
-            ModelCheckpoint(folder, filename="{step:06d}", save_top_k=save_top_k),
+            callbacks.Checkpoints(keep, dirpath=str(folder)),
         ],
         logger=logger,
         enable_checkpointing=True,

@@ -29,7 +29,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> Any:
     def run(variant: str) -> Outcome:
         if variant not in known:
             folder = tmp_path_factory.mktemp(f"whole-{variant}")
-            known[variant] = fit(folder, data_dir, variant, save_top_k=-1)
+            known[variant] = fit(folder, data_dir, variant, keep=-1)
         return known[variant]
 
     return run
@@ -80,7 +80,7 @@ def test_with_workers_and_other_loops(
 
 def test_from_a_checkpoint_of_a_running_run(tmp_path: Path, data_dir: Path, whole: Any) -> None:
     """As after a kill: the checkpoint is older than the run's end, and was written after its validation."""
-    first = fit(tmp_path, data_dir, save_top_k=-1, steps=STEPS)
+    first = fit(tmp_path, data_dir, keep=-1, steps=STEPS)
     expected = whole("r4")
     step = 2 * VAL_EVERY
     second = fit(tmp_path, data_dir, ckpt_path=str(tmp_path / f"step={step:06d}.ckpt"))
@@ -104,6 +104,8 @@ def test_stopped_twice(tmp_path: Path, data_dir: Path, whole: Any) -> None:
     assert second.stopped is not None and second.stopped.step == 13
     third = fit(tmp_path, data_dir, ckpt_path=second.stopped.checkpoint)
     assert_equal(first.then(second).then(third), whole("r4"))
+    # The two newest; Lightning never removes the one that it went on from.
+    assert sorted(p.name for p in tmp_path.glob("*.ckpt")) == [f"step={s:06d}.ckpt" for s in (13, 20, STEPS)]
 
 
 def test_what_a_checkpoint_of_a_stopped_run_says(tmp_path: Path, data_dir: Path) -> None:
