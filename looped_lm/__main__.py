@@ -28,13 +28,14 @@ These start from the shipped base.yaml; a --config changes it, and so does any -
 folder first, then among the shipped ones. `python -m looped_lm fit --help` documents every key.
 
 commands with options of their own (--help lists them):
+  sweep      many runs from one file: plan, run, status, retry, records (sweep plan iso_depth.yaml)
   generate   text from a checkpoint (--ckpt FILE --prompt TEXT)
   export     a checkpoint's model as safetensors and config.json (--ckpt FILE --out FOLDER)
   convert    checkpoints of the paper authors' public code to ours, and back (--from reference FOLDER --out FILE)
 """
 LIGHTNING = ("fit", "validate", "test", "predict")
-#: Modules of looped_lm.commands with a parser of their own, `main(args)`.
-OWN_OPTIONS = ("generate", "export", "convert")
+#: Modules of looped_lm.commands with a parser of their own, `main(args)`, which may give an exit status.
+OWN_OPTIONS = ("sweep", "generate", "export", "convert")
 COMMANDS = (*LIGHTNING, "plan", *OWN_OPTIONS)
 SIBLINGS = ("callbacks", "datamodules", "configs", "fitting")
 
@@ -55,18 +56,17 @@ def refuse_shadowing() -> None:
             )
 
 
-def run(args: list[str]) -> None:
-    """Run one command; `args[0]` is its name."""
+def run(args: list[str]) -> int:
+    """Run one command; `args[0]` is its name. Its exit status."""
     from looped_lm.config_files import resolve_arguments
 
     refuse_shadowing()
+    os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
     if args[0] in OWN_OPTIONS:
-        importlib.import_module(f"looped_lm.commands.{args[0]}").main(args[1:])
-        return
+        return importlib.import_module(f"looped_lm.commands.{args[0]}").main(args[1:]) or 0
     command, rest = args[0], resolve_arguments(args[1:])
     # Lightning's launcher starts the other processes of a run from sys.argv.
     sys.argv[1:] = [command, *rest]
-    os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
     try:
         if command == "plan":
             from looped_lm.commands.plan import main
@@ -79,6 +79,7 @@ def run(args: list[str]) -> None:
             f"torchvision does not match this torch ({error}). looped_lm does not need it: pip uninstall torchvision."
         ) from error
     main()
+    return 0
 
 
 def cli(args: list[str]) -> int:
@@ -98,7 +99,7 @@ def cli(args: list[str]) -> int:
         return 2
     try:
         with stopped_before_training() if args[0] == "fit" else nullcontext():
-            run(args)
+            return run(args)
     except Preempted as stop:
         return report(stop)
     except KeyboardInterrupt:
@@ -125,7 +126,6 @@ def cli(args: list[str]) -> int:
 
         print(f"error: {innermost(str(error))}\n(LOOPED_LM_TRACEBACK=1 shows where.)", file=sys.stderr)
         return 1
-    return 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,173 @@
+"""From a sweep file to its runs: the product of the axes, axes that depend on others, and rules."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from looped_lm.sweeps.files import BY, CONFIG, Shared, SweepFile, config_path, load, refuse_unknown, same
+from looped_lm.sweeps.runs import Run
+
+_COMPARISON = re.compile(r"(<=|>=|!=|<|>)\s*(\S+)")
+_OPERATORS: dict[str, Callable[[float, float], bool]] = {
+    "<=": operator.le, ">=": operator.ge, "!=": operator.ne, "<": operator.lt, ">": operator.gt,
+}  # fmt: skip
+
+
+def expand(sweep: SweepFile) -> list[Run]:
+    """The runs of a sweep, in the order of its axes, the last one running fastest.
+
+    Raises:
+        ValueError: an axis, a rule or a config that cannot be right, or two runs that are the same.
+        FileNotFoundError: a config file that does not exist.
+    """
+    order = _order(sweep)
+    used: dict[str, set[str]] = {}
+    points = list(_points(sweep, order, {}, used))
+    for key, values in ((key, sweep.grid[key]) for key in order):
+        if isinstance(values, dict) and BY in values:
+            idle = [str(v) for v in values if v != BY and str(v) not in used.get(key, set())]
+            if idle:
+                raise ValueError(
+                    f"{sweep.path}: {key} has values for {values[BY]} = {', '.join(idle)}, which that axis does not "
+                    "take."
+                )
+    points = [{key: point[key] for key in sweep.grid} for point in points]
+    points = _apply_rules(points, sweep.keys, sweep.only, sweep.skip, str(sweep.path))
+    runs = [_run(sweep, point) for point in points]
+    seen: dict[str, Run] = {}
+    for run in runs:
+        other = seen.setdefault(run.hash, run)
+        if other is not run:
+            raise ValueError(f"{sweep.path}: the same run stands in it twice: {run.id} ({_told(run.axes)}).")
+    return runs
+
+
+def shared_runs(sweep: SweepFile) -> list[Run]:
+    """Runs of other sweeps that the results of this one need.
+
+    Raises:
+        ValueError: a rule that no run meets, or what `expand` refuses.
+    """
+    return [run for entry in sweep.shared for run in _runs_of(entry, sweep)]
+
+
+def _runs_of(entry: Shared, sweep: SweepFile) -> list[Run]:
+    other = load(entry.sweep)
+    runs = expand(other)
+    kept = _apply_rules(
+        [run.axes for run in runs], other.keys, entry.only, entry.skip, f"{sweep.path}, shared of {other.name}"
+    )
+    return [run for run in runs if any(run.axes is axes for axes in kept)]
+
+
+def _order(sweep: SweepFile) -> list[str]:
+    """Axes with those that others depend on first."""
+    done: list[str] = []
+
+    def place(key: str, waiting: tuple[str, ...]) -> None:
+        if key in done:
+            return
+        if key in waiting:
+            raise ValueError(f"{sweep.path}: the axes {', '.join(waiting)} depend on each other.")
+        values = sweep.grid[key]
+        if isinstance(values, dict) and BY in values:
+            refuse_unknown([values[BY]], sweep.grid, f"{sweep.path}, {key}: by")
+            place(values[BY], (*waiting, key))
+        done.append(key)
+
+    for key in sweep.grid:
+        place(key, ())
+    return done
+
+
+def _points(
+    sweep: SweepFile, order: list[str], point: dict[str, Any], used: dict[str, set[str]]
+) -> Iterator[dict[str, Any]]:
+    if len(point) == len(order):
+        yield dict(point)
+        return
+    key = order[len(point)]
+    for value in _values(sweep, key, point, used):
+        yield from _points(sweep, order, {**point, key: value}, used)
+
+
+def _values(sweep: SweepFile, key: str, point: dict[str, Any], used: dict[str, set[str]]) -> list[Any]:
+    values = sweep.grid[key]
+    if isinstance(values, dict) and BY in values:
+        now = point[values[BY]]
+        found = [(v, given) for v, given in values.items() if v != BY and same(v, now)]
+        if not found:
+            raise ValueError(
+                f"{sweep.path}: {key} has no values for {values[BY]} = {now}; give some, or leave that out with skip."
+            )
+        used.setdefault(key, set()).add(str(found[0][0]))
+        values = found[0][1]
+    values = values if isinstance(values, list) else [values]
+    if not values:
+        raise ValueError(f"{sweep.path}: {key} has an empty list of values.")
+    for i, value in enumerate(values):
+        if any(same(value, other) for other in values[:i]):
+            raise ValueError(f"{sweep.path}: {key} has the value {value} twice.")
+    return values
+
+
+def _run(sweep: SweepFile, point: dict[str, Any]) -> Run:
+    configs = [str(point[CONFIG])] if CONFIG in point else []
+    lists = []
+    for key, values in sweep.grid.items():
+        choices = [v for k, v in values.items() if k != BY] if isinstance(values, dict) and BY in values else [values]
+        if key != CONFIG and any(isinstance(choice, list) for choice in choices):
+            lists.append(key)
+    return Run(
+        sweep=sweep.name,
+        configs=tuple(config_path(name, sweep.path) for name in [*configs, *sweep.configs]),
+        keys={**sweep.keys, **{k: v for k, v in point.items() if k != CONFIG}},
+        axes=point,
+        named_by=tuple(lists),
+    )
+
+
+# ---- Rules ----------------------------------------------------------------------------------------------------------
+
+
+def _apply_rules(
+    points: list[dict[str, Any]],
+    keys: dict[str, Any],
+    only: list[dict[str, Any]],
+    skip: list[dict[str, Any]],
+    where: str,
+) -> list[dict[str, Any]]:
+    for kind, rules in (("only", only), ("skip", skip)):
+        for rule in rules:
+            refuse_unknown(rule, {**keys, **points[0]}, f"{where}, {kind}")
+            if not any(_meets(point, keys, rule) for point in points):
+                raise ValueError(f"{where}: no run meets the rule {kind} {_told(rule)}.")
+    kept = [p for p in points if not only or any(_meets(p, keys, rule) for rule in only)]
+    kept = [p for p in kept if not any(_meets(p, keys, rule) for rule in skip)]
+    if not kept:
+        raise ValueError(f"{where}: the rules leave no run.")
+    return kept
+
+
+def _meets(point: dict[str, Any], keys: dict[str, Any], rule: dict[str, Any]) -> bool:
+    values = {**keys, **point}
+    return all(_matches(values[key], wanted) for key, wanted in rule.items())
+
+
+def _matches(value: Any, wanted: Any) -> bool:
+    if isinstance(wanted, list):
+        return any(_matches(value, one) for one in wanted)
+    comparison = _COMPARISON.fullmatch(wanted) if isinstance(wanted, str) else None
+    if comparison is None:
+        return same(value, wanted)
+    try:
+        return _OPERATORS[comparison.group(1)](float(value), float(comparison.group(2)))
+    except (TypeError, ValueError):
+        raise ValueError(f"The rule {wanted!r} compares numbers, and {value!r} is none.") from None
+
+
+def _told(values: dict[str, Any]) -> str:
+    return ", ".join(f"{key}: {value}" for key, value in values.items())

@@ -1,0 +1,211 @@
+"""Runs a sweep on this machine: one run after the other, or several at a time over devices and cores."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkProcess
+from types import FrameType
+from typing import Any
+
+from looped_lm.preemption import EXIT_STATUS
+from looped_lm.sweeps.place import Place, State
+from looped_lm.sweeps.runs import Run
+from looped_lm.sweeps.worker import BUSY, follow_parent, work
+
+POLL_SECONDS = 1.0
+"""How often runs that another launcher has are looked at."""
+Say = Callable[[str], None]
+
+
+@dataclass
+class Outcome:
+    """What became of the runs that a launcher was given."""
+
+    finished: list[Run] = field(default_factory=list)
+    interrupted: list[Run] = field(default_factory=list)
+    failed: list[Run] = field(default_factory=list)
+    elsewhere: list[Run] = field(default_factory=list)
+    fit_seconds: float = 0.0
+    """Of the runs that this launcher finished: what their records call wall_seconds."""
+    run_seconds: float = 0.0
+    """Of the same runs: from the start of their processes to the end."""
+    signum: int | None = None
+
+    @property
+    def exit_status(self) -> int:
+        """0 if every run is finished, EXIT_STATUS if a signal ended the launcher, else 1."""
+        if self.signum is not None:
+            return EXIT_STATUS
+        return int(bool(self.interrupted or self.failed))
+
+
+@dataclass
+class _Job:
+    run: Run
+    process: ForkProcess
+    slot: int
+    began: float
+
+
+class LocalLauncher:
+    """Starts runs in processes forked from this one, which has everything imported already.
+
+    The process that calls it must not have started threads or a device.
+
+    Args:
+        place: of the sweep.
+        jobs: how many runs at a time.
+        devices: accelerators to share out over the jobs, as CUDA_VISIBLE_DEVICES names them; none on a CPU.
+        flops: training FLOPs of each run by hash, for the estimate of the time that is left.
+        say: takes lines of progress.
+    """
+
+    def __init__(
+        self, place: Place, jobs: int, devices: list[str], flops: dict[str, float], say: Say = print
+    ) -> None:
+        self.place, self.jobs, self.devices, self.flops, self.say = place, jobs, devices, flops, say
+        self.threads = max(1, len(os.sched_getaffinity(0)) // jobs)
+        self._signal: int | None = None
+
+    def run(self, runs: list[Run]) -> Outcome:
+        """Run all of them that are not finished, each at most once; what became of them.
+
+        Runs that another launcher is at are waited for, and taken over if it leaves them unfinished. On SIGTERM or
+        SIGINT the runs under way save and stop, and no other is started.
+        """
+        self._signal = None
+        self._began, self._flops_done = time.monotonic(), 0.0
+        outcome, waiting, jobs = Outcome(), list(runs), list[_Job]()
+        self._of, self._flops_left = len(runs), sum(self.flops[run.hash] for run in runs)
+        before = {s: signal.signal(s, self._note) for s in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            while jobs or (waiting or outcome.elsewhere) and self._signal is None:
+                while waiting and len(jobs) < self.jobs and self._signal is None:
+                    jobs.append(self._start(waiting.pop(0), jobs))
+                wait([job.process.sentinel for job in jobs], timeout=POLL_SECONDS)
+                self._pass_on(jobs)
+                for job in [job for job in jobs if not job.process.is_alive()]:
+                    jobs.remove(job)
+                    self._end(job, outcome)
+                if self._signal is None:
+                    self._look_elsewhere(outcome, waiting)
+        finally:
+            for job in jobs:
+                job.process.terminate()
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+        outcome.signum = self._signal
+        return outcome
+
+    # ---- One run --------------------------------------------------------------------------------------------------
+
+    def _start(self, run: Run, jobs: list[_Job]) -> _Job:
+        slot = min(set(range(self.jobs)) - {job.slot for job in jobs})
+        process = multiprocessing.get_context("fork").Process(target=self._child, args=(run, slot), name=run.id)
+        process.start()
+        self.say(f"started   {run.id}, log {self.place.log(run)}")
+        return _Job(run, process, slot, time.monotonic())
+
+    def _child(self, run: Run, slot: int) -> None:
+        import torch
+
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, signal.SIG_DFL if signum == signal.SIGTERM else signal.default_int_handler)
+        follow_parent()
+        os.environ["OMP_NUM_THREADS"] = str(self.threads)
+        torch.set_num_threads(self.threads)
+        if self.devices:
+            own = self.devices[slot :: self.jobs] or [self.devices[slot % len(self.devices)]]
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(own)
+        sys.exit(work(self.place, run))
+
+    def _end(self, job: _Job, outcome: Outcome) -> None:
+        seconds, run = time.monotonic() - job.began, job.run
+        job.process.join()
+        if job.process.exitcode == BUSY:
+            self.say(f"elsewhere {run.id}: another launcher is at it")
+            outcome.elsewhere.append(run)
+            return
+        self._sort(run, outcome)
+        status = self.place.status(run)
+        if status.state is State.FINISHED and status.record is not None:
+            outcome.fit_seconds += status.record.wall_seconds
+            outcome.run_seconds += seconds
+            self._flops_done += self.flops[run.hash]
+
+    def _sort(self, run: Run, outcome: Outcome) -> None:
+        """Note what became of a run that nobody is at any more."""
+        status = self.place.status(run)
+        self._flops_left -= self.flops[run.hash]
+        if status.state is State.FINISHED:
+            outcome.finished.append(run)
+            loss = status.record.val_loss if status.record else None
+            told = "" if loss is None else f", validation loss {loss:.4f}"
+            done = f"{len(outcome.finished)} of {self._of}"
+            self.say(f"finished  {run.id}{told} ({done}{self._left()})")
+        elif status.state is State.FAILED:
+            outcome.failed.append(run)
+            self.say(f"failed    {run.id} (exit status {status.exit_status})")
+            for line in self.place.last_lines(run):
+                self.say(f"          | {line}")
+        else:
+            outcome.interrupted.append(run)
+            self.say(f"stopped   {run.id}; it goes on from its last checkpoint when the sweep is run again")
+
+    def _left(self) -> str:
+        if not self._flops_done or self._flops_left <= 0:
+            return ""
+        seconds = (time.monotonic() - self._began) * self._flops_left / self._flops_done
+        return f", about {duration(seconds)} to go"
+
+    # ---- Others ---------------------------------------------------------------------------------------------------
+
+    def _look_elsewhere(self, outcome: Outcome, waiting: list[Run]) -> None:
+        for run in list(outcome.elsewhere):
+            state = self.place.status(run).state
+            if state is State.RUNNING:
+                continue
+            outcome.elsewhere.remove(run)
+            if state in (State.WAITING, State.INTERRUPTED):
+                # Whoever had it is gone.
+                waiting.append(run)
+            else:
+                self._sort(run, outcome)
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        self._signal = self._signal or signum
+
+    def _pass_on(self, jobs: list[_Job]) -> None:
+        """Hand a signal on once; Ctrl-C reaches the runs by itself where they share the terminal."""
+        if self._signal is None or getattr(self, "_passed_on", None) == self._signal:
+            return
+        self._passed_on = self._signal
+        self.say(f"{signal.Signals(self._signal).name}: {len(jobs)} run(s) under way save and stop.")
+        for job in jobs:
+            if job.process.pid is not None and job.process.is_alive():
+                os.kill(job.process.pid, signal.SIGTERM)
+
+
+def duration(seconds: float) -> str:
+    """A time in the unit that suits it."""
+    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def visible_devices() -> list[str]:
+    """Accelerators that a process started here would see, without starting one of them."""
+    import torch
+
+    given: Any = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return [name.strip() for name in given.split(",") if name.strip()]
+    return [str(i) for i in range(torch.cuda.device_count())]

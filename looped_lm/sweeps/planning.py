@@ -1,0 +1,177 @@
+"""What the runs of a sweep would be, from the command line's own parser and models on the meta device."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
+from io import StringIO
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.throughput import _CUDA_FLOPS
+
+from looped_lm.commands.plan import PlanCLI, processes
+from looped_lm.component import import_class
+from looped_lm.config_files import resolve_arguments
+from looped_lm.memory import estimate
+from looped_lm.sweeps.runs import Run
+
+_NOT_MEMORY = ("horizon", "transfer", "schedule", "batch_tokens", "val_every_steps", "compile_layers")
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """The numbers of a run.
+
+    Args:
+        run: the run.
+        r: recurrences.
+        d_model: width.
+        n: parameters N without embedding and head.
+        n_once: parameters used once per token.
+        n_rec: parameters used in every recurrence.
+        flops_per_token: training FLOPs per token F, convention `paper`.
+        tokens: target tokens D.
+        steps: optimizer steps.
+        flops: training FLOPs of these steps.
+        flops_budget: nominal budget C; None if the horizon is no budget.
+        precision: of the Trainer.
+        batch_size: rows per device and micro-batch: the most that fit the memory asked about, else the configured ones.
+        memory: bytes of one process with that many rows, fp32 throughout; None if not asked about.
+    """
+
+    run: Run
+    r: int
+    d_model: int
+    n: int
+    n_once: int
+    n_rec: int
+    flops_per_token: float
+    tokens: float
+    steps: int
+    flops: float
+    flops_budget: float | None
+    precision: str
+    batch_size: int | None
+    memory: float | None
+
+
+class Planner:
+    """Plans runs one by one; parses and builds each as `fit` would, so that what `fit` refuses is refused here.
+
+    Args:
+        memory: bytes of one device, for the largest batch that fits; None: do not ask.
+        devices: processes per run; None: as configured.
+    """
+
+    def __init__(self, memory: float | None = None, devices: int | None = None) -> None:
+        self.memory, self.devices = memory, devices
+        self._bytes: dict[str, tuple[float, float]] = {}
+        self.class_paths: set[str] = set()
+
+    def plan(self, run: Run) -> PlannedRun:
+        """The numbers of one run.
+
+        Raises:
+            ValueError: `fit` would refuse it; says which run and why.
+        """
+        cli = _parsed(run)
+        self.class_paths |= set(_class_paths(cli.config.as_dict()))
+        model, data, trainer = cli.model, cli.datamodule, cli.config.trainer
+        devices = self.devices or processes(trainer.devices, trainer.num_nodes)
+        rows, needed = data.batch_size, None
+        if self.memory is not None:
+            rows, needed = self._fit(model, devices)
+        net, plan = model.model, model.plan
+        return PlannedRun(
+            run=run,
+            r=net.num_recurrences,
+            d_model=net.d_model,
+            n=model.sections.n,
+            n_once=model.sections.n_once,
+            n_rec=model.sections.n_rec,
+            flops_per_token=model.flops_per_token,
+            tokens=plan.tokens,
+            steps=plan.steps,
+            flops=plan.steps * model.batch_tokens * model.flops_per_token,
+            flops_budget=plan.flops_budget,
+            precision=str(trainer.precision),
+            batch_size=rows,
+            memory=needed,
+        )
+
+    def _fit(self, model: Any, devices: int) -> tuple[int | None, float]:
+        """Most rows per micro-batch that fit, of those that divide the batch, and the bytes they take."""
+        assert self.memory is not None
+        shape = {k: v for k, v in model.hparams.items() if k not in _NOT_MEMORY}
+        same_shape = repr(sorted(shape.items()))
+        if same_shape not in self._bytes:
+            one, two = (
+                estimate(model.model, rows, model.seq_len, model.optimizer_factory).total for rows in (1, 2)
+            )
+            self._bytes[same_shape] = (2 * one - two, two - one)
+        fixed, per_row = self._bytes[same_shape]
+        batch = model.batch_tokens // (model.seq_len * devices)
+        divisors = [rows for rows in range(batch, 0, -1) if batch % rows == 0]
+        fitting = next((rows for rows in divisors if fixed + rows * per_row <= self.memory), None)
+        return fitting, fixed + (fitting or 1) * per_row
+
+    def warm_up(self) -> None:
+        """Import every class that the planned runs name, so that processes forked from here start at once."""
+        for path in sorted(self.class_paths):
+            import_class(path)
+
+
+@contextmanager
+def _argv(words: list[str]) -> Iterator[None]:
+    before = sys.argv[1:]
+    sys.argv[1:] = words
+    try:
+        yield
+    finally:
+        sys.argv[1:] = before
+
+
+def _parsed(run: Run) -> PlanCLI:
+    told = StringIO()
+    try:
+        with redirect_stderr(told), _argv(resolve_arguments(run.arguments())):
+            return PlanCLI()
+    except SystemExit:
+        reason = told.getvalue().strip().removeprefix("error: ")
+        raise ValueError(f"Run {run.id} is refused: {reason}") from None
+    except ValueError as error:
+        raise ValueError(f"Run {run.id} is refused: {error}") from error
+
+
+def _class_paths(config: Any) -> Iterator[str]:
+    if isinstance(config, dict):
+        if isinstance(config.get("class_path"), str):
+            yield config["class_path"]
+        for value in config.values():
+            yield from _class_paths(value)
+    elif isinstance(config, Iterable) and not isinstance(config, str):
+        for value in config:
+            yield from _class_paths(value)
+
+
+def peak_flops(device: str, precision: str) -> float:
+    """Peak FLOPs/s of a device for a Trainer's precision, from Lightning's table.
+
+    Raises:
+        ValueError: the table does not have the device, or not for this precision.
+    """
+    if device not in _CUDA_FLOPS:
+        close = difflib.get_close_matches(device, _CUDA_FLOPS, n=1, cutoff=0.3)
+        guess = f" Did you mean {close[0]!r}?" if close else ""
+        raise ValueError(
+            f"Device {device!r} is not in Lightning's table.{guess} It has: {', '.join(sorted(_CUDA_FLOPS))}. "
+            "Or give --peak-flops."
+        )
+    dtype = torch.bfloat16 if "bf16" in precision else torch.float16 if "16" in precision else torch.float32
+    if dtype not in _CUDA_FLOPS[device]:
+        raise ValueError(f"Lightning's table has no {dtype} for {device}; give --peak-flops.")
+    return float(_CUDA_FLOPS[device][dtype])

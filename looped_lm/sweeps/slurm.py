@@ -1,0 +1,155 @@
+"""Hands a sweep to SLURM as a job array, through submitit. Queueing, limits and requeueing are SLURM's."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from looped_lm.sweeps.files import read_yaml, refuse_unknown
+from looped_lm.sweeps.place import Place
+from looped_lm.sweeps.runs import Run
+from looped_lm.sweeps.worker import accompany, work
+
+SETTINGS = {
+    "partition": "partition",
+    "account": "account",
+    "qos": "qos",
+    "time": "time",
+    "nodes": "nodes",
+    "gpus": "gpus_per_node",
+    "cpus": "cpus_per_task",
+    "memory": "mem",
+    "constraint": "constraint",
+    "at_once": "array_parallelism",
+    "signal_seconds": "signal_delay_s",
+    "setup": "setup",
+    "options": "additional_parameters",
+}
+"""Settings of a sweep's `slurm` and of a profile file, and what submitit calls them. `time` is in minutes or as SLURM
+writes it ([D-]HH:MM:SS), `gpus` per node, `cpus` per process, `at_once` the most tasks of the array that run together,
+`signal_seconds` how long before its end a task saves and asks to be requeued, `setup` shell lines before it, `options`
+any other option of sbatch."""
+_MARKER = "queued.json"
+
+
+def settings(sweep: Mapping[str, Any], profile: Path | None, where: Path) -> dict[str, Any]:
+    """Settings of a sweep file with those of a profile file on top.
+
+    Raises:
+        ValueError: an unknown setting, or a time that is none.
+    """
+    refuse_unknown(sweep, SETTINGS, f"{where}, slurm")
+    merged = dict(sweep)
+    if profile is not None:
+        content = read_yaml(profile)
+        refuse_unknown(content, SETTINGS, str(profile))
+        merged |= content
+    if "time" in merged:
+        merged["time"] = minutes(merged["time"])
+    return merged
+
+
+def minutes(time: Any) -> int:
+    """A time limit in minutes, rounded up.
+
+    Raises:
+        ValueError: it is neither minutes nor [D-]HH:MM:SS.
+    """
+    days, _, clock = str(time).rpartition("-")
+    parts = clock.split(":")
+    try:
+        numbers = [int(part) for part in parts]
+        whole_days = int(days or 0)
+    except ValueError:
+        numbers = []
+    if len(numbers) == 1 and not days and numbers[0] > 0:
+        return numbers[0]
+    if len(numbers) != 3:
+        raise ValueError(f"time {time!r} is neither a number of minutes nor [D-]HH:MM:SS (in quotes).")
+    hours, mins, seconds = numbers
+    return (whole_days * 24 + hours) * 60 + mins + (seconds > 0)
+
+
+def task(place: Place, run: Run, extra: tuple[str, ...]) -> None:
+    """What one task of the array does; every process of it calls this. Leaves with the run's exit status."""
+    import torch
+
+    torch.set_num_threads(int(os.environ.get("SLURM_CPUS_PER_TASK", 1)))
+    rank = int(os.environ.get("SLURM_PROCID", 0))
+    status = accompany(place, run, extra, rank) if rank else work(place, run, extra)
+    if status:
+        sys.exit(status)
+
+
+def executor(folder: Path, name: str, chosen: Mapping[str, Any]) -> Any:
+    """A submitit executor.
+
+    Raises:
+        ValueError: submitit or SLURM is not there, or it refuses a setting.
+    """
+    try:
+        import submitit
+    except ImportError as error:
+        raise ValueError(f"--launcher slurm needs submitit ({error}): pip install 'looped-lm[slurm]'.") from error
+    try:
+        made = submitit.SlurmExecutor(folder)
+    except RuntimeError as error:
+        raise ValueError(f"{error} --launcher local runs on this machine.") from error
+    parameters = {SETTINGS[key]: value for key, value in chosen.items() if key in SETTINGS}
+    options = {"requeue": True, **parameters.pop("additional_parameters", {})}
+    # One process per GPU: Lightning takes its ranks from the tasks that SLURM starts.
+    parameters["ntasks_per_node"] = max(1, int(chosen.get("gpus", 0)))
+    made.update_parameters(
+        job_name=name,
+        additional_parameters=options,
+        stderr_to_stdout=True,
+        srun_args=["--kill-on-bad-exit=1"],
+        **parameters,
+    )
+    return made
+
+
+def machine_arguments(chosen: Mapping[str, Any]) -> tuple[str, ...]:
+    """Arguments of `fit` that follow from the allocation."""
+    arguments = []
+    if chosen.get("gpus"):
+        arguments.append(f"--trainer.devices={chosen['gpus']}")
+    if chosen.get("nodes"):
+        arguments.append(f"--trainer.num_nodes={chosen['nodes']}")
+    return tuple(arguments)
+
+
+def submit(made: Any, place: Place, runs: list[Run], extra: tuple[str, ...]) -> list[str]:
+    """Submit runs as one array; the job of each."""
+    jobs = made.map_array(task, [place] * len(runs), runs, [extra] * len(runs))
+    for run, job in zip(runs, jobs, strict=True):
+        folder = place.folder(run)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / _MARKER).write_text(json.dumps({"job": str(job.job_id)}), encoding="utf-8")
+    return [str(job.job_id) for job in jobs]
+
+
+def queued(place: Place, runs: list[Run]) -> dict[str, str]:
+    """Jobs that SLURM still has, by the hash of their runs."""
+    markers = {run.hash: place.folder(run) / _MARKER for run in runs}
+    jobs = {
+        hash_: json.loads(path.read_text(encoding="utf-8"))["job"] for hash_, path in markers.items() if path.is_file()
+    }
+    if not jobs or shutil.which("squeue") is None:
+        return {}
+    asked = subprocess.run(
+        ["squeue", "--noheader", "--array", f"--user={getpass.getuser()}", "--format=%i"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    if asked.returncode:
+        # A run that is submitted twice is still trained once: its claim sees to that.
+        return {}
+    there = set(asked.stdout.split())
+    return {hash_: job for hash_, job in jobs.items() if job in there}

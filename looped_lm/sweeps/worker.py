@@ -1,0 +1,101 @@
+"""Trains one run of a sweep in this process: claims it, writes its log and attempts, and calls the command line."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+
+from looped_lm.sweeps.place import Claimed, Place
+from looped_lm.sweeps.runs import Run
+
+BUSY = 76
+"""Exit status where another process has the run."""
+_PARENT_SECONDS = 1.0
+
+
+def work(place: Place, run: Run, extra: tuple[str, ...] = ()) -> int:
+    """Train a run, or go on with it, unless it is finished or another process is at it. Its exit status.
+
+    Must be called in the main thread of a process that does nothing else: its output goes into the run's log.
+
+    Args:
+        place: of the sweep.
+        run: what to train.
+        extra: arguments of the command line for this machine.
+
+    Raises:
+        OSError: the run's folder cannot be written to.
+    """
+    try:
+        with place.claimed(run):
+            if place.finished(run):
+                place.keep_record(run)
+                return 0
+            command = [*place.command(run), *extra]
+            place.note(run, command=command)
+            began = time.perf_counter()
+            status = _fit(command, place.log(run))
+            if status == 0 and place.keep_record(run) is None:
+                print("error: the run ended without a completed record.", file=sys.stderr, flush=True)
+                status = 1
+            place.note(run, exit_status=status, seconds=time.perf_counter() - began)
+            return status
+    except Claimed:
+        return BUSY
+
+
+def accompany(place: Place, run: Run, extra: tuple[str, ...], rank: int) -> int:
+    """What the other processes of a run do, where a scheduler starts them all; rank zero does `work`."""
+    if place.finished(run):
+        return 0
+    return _fit([*place.command(run), *extra], place.log(run).with_name(f"log-rank{rank}.txt"))
+
+
+def _fit(command: list[str], log: Path) -> int:
+    import looped_lm.__main__ as command_line
+
+    _print_into(log)
+    print(f"$ python -m looped_lm {shlex.join(command)}", flush=True)
+    # Lightning's launcher starts the other processes of a run as the module that is `__main__`.
+    sys.modules["__main__"] = command_line
+    sys.argv = [str(command_line.__file__), *command]
+    try:
+        return command_line.cli(command)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def _print_into(log: Path) -> None:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    os.close(descriptor)
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
+
+
+def follow_parent() -> None:
+    """Stop this process's run, as SIGTERM would, when the process that started it is gone."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_PARENT_SECONDS)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="follow_parent", daemon=True).start()
