@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from fitting.commands import common, compare, fit, plan, predict, published
+from fitting.commands import common, compare, fit, plan, predict, published, verify
 from fitting.errors import FitError
 from fitting.records import RecordError
 
@@ -15,7 +15,14 @@ from fitting.records import RecordError
 # this when numpy is first imported, which no command has done yet.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-_COMMANDS = {"fit": fit, "compare": compare, "plan": plan, "predict": predict, "published": published}
+_COMMANDS = {
+    "fit": fit,
+    "compare": compare,
+    "plan": plan,
+    "predict": predict,
+    "published": published,
+    "verify": verify,
+}
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -51,6 +51,12 @@ def write_report(
     return written
 
 
+def rendered(analysis: dict[str, Any], name: str) -> list[str]:
+    """The sections of an analysis as the report's file of that name holds them."""
+    form = Section.markdown if name.endswith(".md") else _html_section
+    return [form(section) for section in sections(analysis)]
+
+
 def plain(value: Any) -> Any:
     """The value with non-finite numbers as null, which is what JSON has for them."""
     if isinstance(value, dict):

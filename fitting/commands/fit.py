@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Fit, print or report. Raises `FitError` and `RecordError` for bad input."""
     from fitting.analysis import Settings, analyse
+    from fitting.provenance import describe, source_files
     from fitting.report import check_folder, write_report
     from fitting.sections import sections
 
@@ -39,6 +40,9 @@ def run(options: argparse.Namespace) -> int:
     )
     progress = common.progress(options)
     analysis = analyse(kept, common.law_of(options), settings, without_exclusions=chosen, progress=progress)
+    choices = {name: getattr(options, name) for name in ("where", "exclude", "law", "phi", "split")}
+    files = source_files(str(source) for source in chosen.source)
+    analysis["provenance"] = describe(options.runs, files, choices)
     if options.json:
         common.print_json(analysis)
     else:

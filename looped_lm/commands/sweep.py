@@ -46,12 +46,23 @@ def parser() -> argparse.ArgumentParser:
 
     plan = add("plan", "what the runs would be: N, D, FLOPs, time, batch that fits; trains nothing")
     plan.add_argument("--device", metavar="NAME", help="device for the time, such as 'h100 sxm' or a100")
-    plan.add_argument("--peak-flops", type=float, metavar="X", help="peak FLOPs/s of a device not in the list")
-    plan.add_argument("--mfu", type=float, default=0.4, help="share of the peak that training reaches (default 0.4)")
+    plan.add_argument(
+        "--peak-flops", type=float, metavar="X", help="peak FLOPs/s of a device not in the list"
+    )
+    plan.add_argument(
+        "--mfu", type=float, default=0.4, help="share of the peak that training reaches (default 0.4)"
+    )
     plan.add_argument("--devices", type=int, metavar="N", help="devices per run (default: as configured)")
-    plan.add_argument("--memory", type=float, metavar="GIB", help="memory of a device: the largest batch that fits")
-    plan.add_argument("--csv", type=Path, metavar="FILE", help="write the runs as a design for `fitting plan`")
-    for name, text in (("run", "train all runs that are not finished"), ("retry", "train the failed runs again")):
+    plan.add_argument(
+        "--memory", type=float, metavar="GIB", help="memory of a device: the largest batch that fits"
+    )
+    plan.add_argument(
+        "--csv", type=Path, metavar="FILE", help="write the runs as a design for `fitting plan`"
+    )
+    for name, text in (
+        ("run", "train all runs that are not finished"),
+        ("retry", "train the failed runs again"),
+    ):
         run = add(name, text)
         run.add_argument("--launcher", choices=("local", "slurm"), default="local", help="default: local")
         run.add_argument("--jobs", type=int, default=1, metavar="N", help="local: runs at a time (default 1)")
@@ -64,7 +75,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _place_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--out", type=Path, default=Path("runs"), metavar="DIR", help="folder of sweeps (runs)")
+    command.add_argument(
+        "--out", type=Path, default=Path("runs"), metavar="DIR", help="folder of sweeps (runs)"
+    )
     command.add_argument(
         "--records", type=Path, metavar="DIR",
         help="folder of finished runs' records (DIR/SWEEP/records); a run with a record there is not run again",
@@ -80,9 +93,9 @@ def main(arguments: Sequence[str]) -> int:
     options = parser().parse_args(arguments)
     sweep = files.load(files.find(options.file))
     runs = expand(sweep)
-    return {"plan": _plan, "run": _run, "retry": _run, "status": _status, "records": _records}[options.command](
-        options, sweep, runs
-    )
+    return {"plan": _plan, "run": _run, "retry": _run, "status": _status, "records": _records}[
+        options.command
+    ](options, sweep, runs)
 
 
 # ---- plan -----------------------------------------------------------------------------------------------------------
@@ -104,7 +117,9 @@ def _plan(options: argparse.Namespace, sweep: files.SweepFile, runs: list[Run]) 
         rate = options.mfu * (options.peak_flops or peak_flops(options.device, own[0].precision))
     print(plan_table(own, rate))
     total = sum(p.flops for p in own)
-    print(f"\n{len(own)} runs, {total:.4g} training FLOPs (convention paper), {sum(p.tokens for p in own):.4g} tokens")
+    print(
+        f"\n{len(own)} runs, {total:.4g} training FLOPs (convention paper), {sum(p.tokens for p in own):.4g} tokens"
+    )
     if rate:
         told = options.device or f"a device of {options.peak_flops:.3g} FLOPs/s"
         print(
@@ -114,7 +129,10 @@ def _plan(options: argparse.Namespace, sweep: files.SweepFile, runs: list[Run]) 
     else:
         print("Time: add --device NAME (or --peak-flops X) and --mfu.")
     if options.memory:
-        print(f"rows: the most per device and micro-batch whose estimate, fp32 throughout, is below {options.memory:g} GiB")
+        print(
+            "rows: the most per device and micro-batch whose estimate, fp32 throughout, is below "
+            f"{options.memory:g} GiB"
+        )
     for name in dict.fromkeys(run.sweep for run in shared):
         hashes = [run.hash for run in shared if run.sweep == name]
         print(f"Shared, trained by the sweep {name}: {len(hashes)} runs")
@@ -216,7 +234,9 @@ def _submit(options: argparse.Namespace, sweep: files.SweepFile, place: Place, w
     chosen = slurm.settings(sweep.slurm, options.profile, sweep.path)
     made = slurm.executor(place.root / "slurm", sweep.name, chosen)
     jobs = slurm.submit(made, place, new, slurm.machine_arguments(chosen))
-    print(f"Submitted {len(jobs)} runs, jobs {jobs[0]} to {jobs[-1]}. How far they are: sweep status {options.file}")
+    print(
+        f"Submitted {len(jobs)} runs, jobs {jobs[0]} to {jobs[-1]}. How far they are: sweep status {options.file}"
+    )
     return 0
 
 

@@ -58,7 +58,11 @@ def _runs_of(entry: Shared, sweep: SweepFile) -> list[Run]:
     other = load(entry.sweep)
     runs = expand(other)
     kept = _apply_rules(
-        [run.axes for run in runs], other.keys, entry.only, entry.skip, f"{sweep.path}, shared of {other.name}"
+        [run.axes for run in runs],
+        other.keys,
+        entry.only,
+        entry.skip,
+        f"{sweep.path}, shared of {other.name}",
     )
     return [run for run in runs if any(run.axes is axes for axes in kept)]
 
@@ -118,7 +122,11 @@ def _run(sweep: SweepFile, point: dict[str, Any]) -> Run:
     configs = [str(point[CONFIG])] if CONFIG in point else []
     lists = []
     for key, values in sweep.grid.items():
-        choices = [v for k, v in values.items() if k != BY] if isinstance(values, dict) and BY in values else [values]
+        choices = (
+            [v for k, v in values.items() if k != BY]
+            if isinstance(values, dict) and BY in values
+            else [values]
+        )
         if key != CONFIG and any(isinstance(choice, list) for choice in choices):
             lists.append(key)
     return Run(

@@ -157,7 +157,9 @@ def load(path: Path) -> SweepFile:
             raise ValueError(f"{path}: {key} is {value!r}; it must be a {_TYPES[key].__name__}.")
     name = content.get("name", path.stem)
     if not _NAME.fullmatch(name):
-        raise ValueError(f"{path}: name {name!r} does not name a folder; use letters, digits, '-', '_' and '.'.")
+        raise ValueError(
+            f"{path}: name {name!r} does not name a folder; use letters, digits, '-', '_' and '.'."
+        )
     grid = content.get("grid", {})
     if not grid:
         raise ValueError(f"{path}: there is no grid, so there are no runs.")
@@ -181,12 +183,16 @@ def load(path: Path) -> SweepFile:
 
 def _check_rule(rule: Any, path: Path) -> None:
     if not isinstance(rule, dict) or not rule:
-        raise ValueError(f"{path}: the rule {rule!r} is no mapping such as {{config: r8.yaml, model.size: [6, 8]}}.")
+        raise ValueError(
+            f"{path}: the rule {rule!r} is no mapping such as {{config: r8.yaml, model.size: [6, 8]}}."
+        )
 
 
 def _shared(entry: Any, path: Path) -> Shared:
     if not isinstance(entry, dict) or "sweep" not in entry:
-        raise ValueError(f"{path}: an entry of shared names a sweep, as in {{sweep: iso_depth.yaml}}; got {entry!r}.")
+        raise ValueError(
+            f"{path}: an entry of shared names a sweep, as in {{sweep: iso_depth.yaml}}; got {entry!r}."
+        )
     refuse_unknown(entry, ("sweep", "only", "skip"), f"{path}, shared")
     rules: dict[str, list[dict[str, Any]]] = {}
     for kind in ("only", "skip"):

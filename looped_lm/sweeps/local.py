@@ -108,7 +108,9 @@ class LocalLauncher:
 
     def _start(self, run: Run, jobs: list[_Job]) -> _Job:
         slot = min(set(range(self.jobs)) - {job.slot for job in jobs})
-        process = multiprocessing.get_context("fork").Process(target=self._child, args=(run, slot), name=run.id)
+        process = multiprocessing.get_context("fork").Process(
+            target=self._child, args=(run, slot), name=run.id
+        )
         process.start()
         self.say(f"started   {run.id}, log {self.place.log(run)}")
         return _Job(run, process, slot, time.monotonic())

@@ -1,8 +1,8 @@
 """Where the runs of a sweep lie, who works on one, and how far each has come. All of it is read off the files.
 
 `<out>/<sweep>/<run id>/` holds `attempts.jsonl`, `log.txt` and whatever `fit` writes (`version_0/...`);
-`<out>/<sweep>/records/` the record of every finished run. A run is claimed by a lock that the operating system lets go of
-with the process that holds it, however that ends.
+`<out>/<sweep>/records/` the record of every finished run. A run is claimed by a lock that the operating system lets go
+of with the process that holds it, however that ends.
 """
 
 from __future__ import annotations

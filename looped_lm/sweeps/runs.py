@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ class Run:
         among them, and the keys. Names and places of files, and how a machine runs it, do not count."""
         values: dict[str, Any] = {}
         for path in (str(BASE), *self.configs):
-            for key, value in sorted(_leaves(read_yaml(Path(path))), key=lambda leaf: leaf[0].count(".")):
+            for key, value in _leaves_of_file(path, os.stat(path).st_mtime_ns):
                 _set(values, key, value)
         for key, value in self.keys.items():
             for leaf, inner in _leaves({key: value}):
@@ -78,6 +79,12 @@ class Run:
     def label(self, keys: list[str]) -> list[str]:
         """Its values of some axes, as text."""
         return [text(self.axes.get(key, "")) for key in keys]
+
+
+@lru_cache(maxsize=64)
+def _leaves_of_file(path: str, modified: int) -> list[tuple[str, Any]]:
+    """Leaves of a config file, a class before its arguments; hundreds of runs share a few files."""
+    return sorted(_leaves(read_yaml(Path(path))), key=lambda leaf: leaf[0].count("."))
 
 
 def _leaves(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

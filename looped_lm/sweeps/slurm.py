@@ -97,7 +97,9 @@ def executor(folder: Path, name: str, chosen: Mapping[str, Any]) -> Any:
     try:
         import submitit
     except ImportError as error:
-        raise ValueError(f"--launcher slurm needs submitit ({error}): pip install 'looped-lm[slurm]'.") from error
+        raise ValueError(
+            f"--launcher slurm needs submitit ({error}): pip install 'looped-lm[slurm]'."
+        ) from error
     try:
         made = submitit.SlurmExecutor(folder)
     except RuntimeError as error:
@@ -140,7 +142,9 @@ def queued(place: Place, runs: list[Run]) -> dict[str, str]:
     """Jobs that SLURM still has, by the hash of their runs."""
     markers = {run.hash: place.folder(run) / _MARKER for run in runs}
     jobs = {
-        hash_: json.loads(path.read_text(encoding="utf-8"))["job"] for hash_, path in markers.items() if path.is_file()
+        hash_: json.loads(path.read_text(encoding="utf-8"))["job"]
+        for hash_, path in markers.items()
+        if path.is_file()
     }
     if not jobs or shutil.which("squeue") is None:
         return {}

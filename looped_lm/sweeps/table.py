@@ -51,7 +51,10 @@ def plan_table(planned: Sequence[PlannedRun], rate: float | None) -> str:
         row = [p.run.hash, *p.run.label(axes), f"{p.n:,}", f"{p.tokens:,.0f}", f"{p.tokens / p.n:.1f}"]
         row += [f"{p.flops_per_token:.4e}", f"{p.steps:,}", f"{p.flops:.3e}"]
         if with_memory:
-            row += ["none fits" if p.batch_size is None else str(p.batch_size), f"{(p.memory or 0) / GIB:.1f}"]
+            row += [
+                "none fits" if p.batch_size is None else str(p.batch_size),
+                f"{(p.memory or 0) / GIB:.1f}",
+            ]
         row += [f"{p.flops / rate / 3600:.2f}"] if rate else []
         rows.append(row)
     return aligned(header, rows, left=1 + len(axes))
@@ -67,14 +70,18 @@ def status_table(statuses: Sequence[Status]) -> str:
         loss = "" if record is None or record.val_loss is None else f"{record.val_loss:.4f}"
         seconds = "" if record is None else duration(record.wall_seconds)
         rows.append([s.run.hash, *s.run.label(axes), s.state.value, steps, loss, seconds, str(s.attempts)])
-    return aligned(["hash", *short(axes), "state", "steps", "val loss", "time", "attempts"], rows, 2 + len(axes))
+    return aligned(
+        ["hash", *short(axes), "state", "steps", "val loss", "time", "attempts"], rows, 2 + len(axes)
+    )
 
 
 def write_design(planned: Sequence[PlannedRun], path: Path) -> None:
     """The runs as a CSV that `python -m fitting plan` reads."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["r", "d_model", "flops_budget", "flops_per_token", "tokens", "n_once", "n_rec", "run"])
+        writer.writerow(
+            ["r", "d_model", "flops_budget", "flops_per_token", "tokens", "n_once", "n_rec", "run"]
+        )
         for p in planned:
             budget = "" if p.flops_budget is None else repr(p.flops_budget)
             numbers = [p.r, p.d_model, budget, repr(p.flops_per_token), repr(p.tokens), p.n_once, p.n_rec]

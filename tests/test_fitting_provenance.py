@@ -1,0 +1,92 @@
+"""A report is derived again from its runs; whatever was changed in either is named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fitting.__main__ import main
+from fitting.provenance import differences, source_files
+from fitting.published import GRID
+
+QUICK = ["--starts", "40", "--bootstrap", "20", "--no-rivals", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with runs.csv, the lower budgets of the grid, and the report on them."""
+    folder = tmp_path_factory.mktemp("verify")
+    shutil.copy(GRID, folder / "runs.csv")
+    options = ["--where", "budget<=2.15e18", "--exclude", "d_model>896", *QUICK]
+    assert main(["fit", str(folder / "runs.csv"), "--report", str(folder / "report"), *options]) in (0, 1)
+    return folder
+
+
+@pytest.fixture
+def copied(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def verify(capsys: pytest.CaptureFixture[str], folder: Path) -> tuple[int, str]:
+    capsys.readouterr()
+    status = main(["verify", str(folder / "report"), str(folder / "runs.csv"), "--quiet", "--workers", "1"])
+    captured = capsys.readouterr()
+    return status, captured.out + captured.err
+
+
+def test_an_untouched_report_passes_also_elsewhere(capsys: pytest.CaptureFixture[str], copied: Path) -> None:
+    status, out = verify(capsys, copied)
+    assert status == 0 and "all the same" in out, out
+    stored = json.loads((copied / "report" / "fit.json").read_text())
+    assert stored["provenance"]["options"]["where"] == ["budget<=2.15e18"]
+    assert list(stored["provenance"]["sha256"].values()) != []
+
+
+def test_what_was_tampered_with_is_named(capsys: pytest.CaptureFixture[str], copied: Path) -> None:
+    """A number of fit.json, a line of report.md and a record, each by its name."""
+    path = copied / "report" / "fit.json"
+    analysis = json.loads(path.read_text())
+    true_phi = analysis["fit"]["parameters"]["phi"]
+    analysis["fit"]["parameters"]["phi"] += 0.01
+    path.write_text(json.dumps(analysis))
+    page = copied / "report" / "report.md"
+    text = page.read_text()
+    assert "R²" in text
+    page.write_text(text.replace("R²", "R² (nearly)"))
+    status, out = verify(capsys, copied)
+    assert status == 1
+    assert f"fit.parameters.phi: {true_phi + 0.01!r} in the report, {true_phi!r} from the records" in out
+    assert "report.md: 'no such line' in the report" in out and not out.startswith("record ")
+
+
+def test_a_record_that_changed_is_named_with_what_it_changes(
+    capsys: pytest.CaptureFixture[str], copied: Path
+) -> None:
+    csv = copied / "runs.csv"
+    lines = csv.read_text().splitlines()
+    cells = lines[1].split(",")
+    cells[6] = str(float(cells[6]) + 0.01)
+    csv.write_text("\n".join([lines[0], ",".join(cells), *lines[2:]]) + "\n")
+    status, out = verify(capsys, copied)
+    assert status == 1 and out.startswith("record ") and "runs.csv" in out.splitlines()[0]
+    assert "data.points[0].loss" in out
+
+
+def test_a_folder_without_a_report_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["verify", str(tmp_path)]) == 2
+    assert "cannot be read as a report" in capsys.readouterr().err
+    (tmp_path / "fit.json").write_text("{}")
+    assert main(["verify", str(tmp_path)]) == 2
+    assert "which runs it was made of" in capsys.readouterr().err
+
+
+def test_differences_find_every_kind_of_leaf() -> None:
+    a = {"x": [1.0, 2.0], "s": "ok", "n": None, "only": 1, "source": "a/b.csv:2"}
+    b = {"x": [1.0 + 1e-9, 2.1], "s": "bad", "n": 0.0, "source": "c/b.csv:2"}
+    assert [d.where for d in differences(a, b)] == ["x[1]", "s", "n", "only"]
+    assert [d.where for d in differences({"x": [1]}, {"x": [1, 2]})] == ["x"]
+    assert source_files(["a.csv:12", "a.csv:13", "r/x.run.json"]) == ["a.csv", "r/x.run.json"]

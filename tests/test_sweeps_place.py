@@ -1,0 +1,106 @@
+"""How far runs are, read off files alone; claims; last lines of a log."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_fitting_records import record_fields
+
+from fitting.records import RunRecord
+from looped_lm.commands.sweep import latest_record
+from looped_lm.preemption import EXIT_STATUS
+from looped_lm.sweeps.place import Claimed, Place, State
+from looped_lm.sweeps.runs import Run
+
+RUN = Run("mine", (), {"model.size": 3}, {"model.size": 3}, ("model.size",))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path, "mine", latest_record)
+
+
+def write_record(place: Place, steps: int, **fields: Any) -> RunRecord:
+    checkpoints = place.folder(RUN) / "version_0" / "checkpoints"
+    record = RunRecord.from_dict({**record_fields(), "run_name": place.name(RUN), **fields})
+    record.save(checkpoints / f"step={steps:06d}.run.json")
+    return record
+
+
+def test_states_follow_the_files(place: Place) -> None:
+    assert place.status(RUN).state is State.WAITING and not place.root.exists(), "looking makes nothing"
+    place.note(RUN, command=["fit"])
+    assert place.status(RUN).state is State.INTERRUPTED, "begun, not ended, and nobody there: it was killed"
+    for exit_status in (EXIT_STATUS, 130, 143):
+        place.note(RUN, exit_status=exit_status)
+        assert place.status(RUN).state is State.INTERRUPTED
+    with place.claimed(RUN):
+        assert place.status(RUN).state is State.RUNNING
+    place.note(RUN, exit_status=1)
+    status = place.status(RUN)
+    assert (status.state, status.attempts, status.exit_status) == (State.FAILED, 1, 1)
+    write_record(place, 5, status="stopped", stop_reason="at step 5", steps=5)
+    status = place.status(RUN)
+    assert status.state is State.FAILED and status.record is not None and status.record.steps == 5
+    assert place.keep_record(RUN) is None
+    write_record(place, 6)
+    (place.folder(RUN) / "version_0" / "checkpoints" / "half.run.json").write_text('{"schema_version": 1')
+    assert place.status(RUN).state is State.FINISHED
+    kept = place.keep_record(RUN)
+    assert kept == place.records / f"{RUN.id}.run.json" and RunRecord.load(kept).finished
+
+
+def test_a_collected_record_finishes_a_run_on_a_machine_that_never_trained_it(
+    place: Place, tmp_path: Path
+) -> None:
+    write_record(place, 6)
+    place.keep_record(RUN)
+    elsewhere = Place(tmp_path / "other", "mine", latest_record, records=place.records)
+    assert elsewhere.finished(RUN) and elsewhere.status(RUN).attempts == 0
+
+
+def test_a_run_keeps_its_folder_when_the_sweep_names_it_otherwise(place: Place, tmp_path: Path) -> None:
+    place.note(RUN, command=["fit"])
+    more = Run("mine", (), {"model.size": 3, "seed_everything": 1}, {"model.size": 3, "seed_everything": 1},
+               ("model.size", "seed_everything"))  # fmt: skip
+    assert more.hash == RUN.hash and more.id != RUN.id
+    fresh = Place(tmp_path, "mine", latest_record)
+    assert fresh.folder(more) == place.folder(RUN) and f"--run_name={RUN.id}" in fresh.command(more)
+
+
+def _claim(place: Place, held: Any, release: Any) -> None:
+    with place.claimed(RUN):
+        held.set()
+        release.wait(30)
+
+
+def test_a_claim_ends_with_its_process_however_that_ends(place: Place) -> None:
+    fork = multiprocessing.get_context("fork")
+    held, release = fork.Event(), fork.Event()
+    process = fork.Process(target=_claim, args=(place, held, release))
+    process.start()
+    assert held.wait(30)
+    with pytest.raises(Claimed), place.claimed(RUN):
+        pass
+    process.kill()
+    process.join()
+    with place.claimed(RUN):
+        pass
+
+
+def test_half_a_line_of_a_killed_process_is_no_attempt(place: Place) -> None:
+    place.note(RUN, command=["fit"])
+    with (place.folder(RUN) / "attempts.jsonl").open("a") as file:
+        file.write('{"time": 1')
+    place.note(RUN, command=["fit"])
+    assert len(place.attempts(RUN)) == 2
+
+
+def test_the_last_lines_show_what_a_progress_bar_showed_last(place: Place) -> None:
+    assert place.last_lines(RUN) == []
+    place.folder(RUN).mkdir(parents=True)
+    place.log(RUN).write_bytes(b"one\n\ntwo\r 10%\r 20%\r\nthree\nerror: \xff\n")
+    assert place.last_lines(RUN, 3) == [" 20%", "three", "error: \N{REPLACEMENT CHARACTER}"]
