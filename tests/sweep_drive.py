@@ -1,7 +1,7 @@
 """Kills and restarts launchers of one tiny sweep, from a process that imports everything once.
 
-`python tests/sweep_drive.py FOLDER SWEEP KILLS SEED`: starts a launcher, two runs at a time; kills it and KILLS runs with
-SIGKILL at random moments; then starts two launchers at once and prints what they made of it as JSON.
+`python tests/sweep_drive.py FOLDER SWEEP KILLS SEED`: starts a launcher, two runs at a time; kills it and KILLS runs
+with SIGKILL at random moments; then starts two launchers at once and prints what they made of it as JSON.
 """
 
 from __future__ import annotations

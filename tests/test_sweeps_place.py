@@ -23,10 +23,10 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path, "mine", latest_record)
 
 
-def write_record(place: Place, steps: int, **fields: Any) -> RunRecord:
+def write_record(place: Place, **fields: Any) -> RunRecord:
     checkpoints = place.folder(RUN) / "version_0" / "checkpoints"
     record = RunRecord.from_dict({**record_fields(), "run_name": place.name(RUN), **fields})
-    record.save(checkpoints / f"step={steps:06d}.run.json")
+    record.save(checkpoints / f"step={record.steps:06d}.run.json")
     return record
 
 
@@ -42,11 +42,11 @@ def test_states_follow_the_files(place: Place) -> None:
     place.note(RUN, exit_status=1)
     status = place.status(RUN)
     assert (status.state, status.attempts, status.exit_status) == (State.FAILED, 1, 1)
-    write_record(place, 5, status="stopped", stop_reason="at step 5", steps=5)
+    write_record(place, status="stopped", stop_reason="at step 5", steps=5)
     status = place.status(RUN)
     assert status.state is State.FAILED and status.record is not None and status.record.steps == 5
     assert place.keep_record(RUN) is None
-    write_record(place, 6)
+    write_record(place)
     (place.folder(RUN) / "version_0" / "checkpoints" / "half.run.json").write_text('{"schema_version": 1')
     assert place.status(RUN).state is State.FINISHED
     kept = place.keep_record(RUN)
@@ -56,7 +56,7 @@ def test_states_follow_the_files(place: Place) -> None:
 def test_a_collected_record_finishes_a_run_on_a_machine_that_never_trained_it(
     place: Place, tmp_path: Path
 ) -> None:
-    write_record(place, 6)
+    write_record(place)
     place.keep_record(RUN)
     elsewhere = Place(tmp_path / "other", "mine", latest_record, records=place.records)
     assert elsewhere.finished(RUN) and elsewhere.status(RUN).attempts == 0

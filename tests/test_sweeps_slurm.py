@@ -25,8 +25,13 @@ def test_a_profile_goes_over_the_sweeps_own_settings(tmp_path: Path) -> None:
     profile.write_text("partition: gpu\ntime: '1-02:30:00'\noptions: {mail-type: END}\n")
     found = slurm.settings({"partition": "cpu", "gpus": 4, "time": 10}, profile, tmp_path / "mine.yaml")
     assert found == {"partition": "gpu", "gpus": 4, "time": 26 * 60 + 30, "options": {"mail-type": "END"}}
-    assert slurm.machine_arguments({"gpus": 4, "nodes": 2}) == ("--trainer.devices=4", "--trainer.num_nodes=2")
-    with pytest.raises(ValueError, match=r"mine.yaml, slurm: unknown key 'partitoin'. Did you mean 'partition'"):
+    assert slurm.machine_arguments({"gpus": 4, "nodes": 2}) == (
+        "--trainer.devices=4",
+        "--trainer.num_nodes=2",
+    )
+    with pytest.raises(
+        ValueError, match=r"mine.yaml, slurm: unknown key 'partitoin'. Did you mean 'partition'"
+    ):
         slurm.settings({"partitoin": "cpu"}, None, tmp_path / "mine.yaml")
 
 
@@ -60,7 +65,9 @@ def test_runs_are_submitted_once_as_one_array(
     program(programs, "squeue", "printf '77_0\\n77_1\\n77_2\\n'")
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     file = tiny_sweep(in_folder, tiny_data_dir, seeds=3, steps=4)
-    text = file.read_text().removesuffix("}") + ', "slurm": {"partition": "gpu", "account": "mine", "gpus": 2}}'
+    text = (
+        file.read_text().removesuffix("}") + ', "slurm": {"partition": "gpu", "account": "mine", "gpus": 2}}'
+    )
     file.write_text(text)
     (in_folder / "profile.yaml").write_text("time: '02:00:00'\nnodes: 1\nat_once: 2\nsignal_seconds: 120\n")
     submit = ["sweep", "run", str(file), "--launcher", "slurm", "--profile", "profile.yaml"]
@@ -122,7 +129,9 @@ def test_twelve_runs_on_a_real_cluster_one_of_them_requeued(
     monkeypatch.setenv("SLURM_CONF", cluster.environment["SLURM_CONF"])
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     file = tiny_sweep(in_folder, tiny_data_dir, seeds=12, steps=300)
-    (in_folder / "profile.yaml").write_text("time: 30\ncpus: 1\nat_once: 2\nsetup: [export OMP_NUM_THREADS=1]\n")
+    (in_folder / "profile.yaml").write_text(
+        "time: 30\ncpus: 1\nat_once: 2\nsetup: [export OMP_NUM_THREADS=1]\n"
+    )
     status, out = run_cli("sweep", "run", str(file), "--launcher", "slurm", "--profile", "profile.yaml")
     assert status == 0 and "Submitted 12 runs" in out, out
     print(out)
@@ -137,5 +146,6 @@ def test_twelve_runs_on_a_real_cluster_one_of_them_requeued(
     ends = [[e["exit_status"] for e in place.attempts(run) if "exit_status" in e] for run in runs]
     assert ends == [[75, 0], *[[0]] * 11]
     assert len(list(place.records.iterdir())) == 12
-    print((status, out) := run_cli("sweep", "status", str(file)))
+    status, out = run_cli("sweep", "status", str(file))
+    print(out)
     assert "12 runs: 12 finished" in out

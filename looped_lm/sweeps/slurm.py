@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -62,19 +63,14 @@ def minutes(time: Any) -> int:
     Raises:
         ValueError: it is neither minutes nor [D-]HH:MM:SS.
     """
-    days, _, clock = str(time).rpartition("-")
-    parts = clock.split(":")
-    try:
-        numbers = [int(part) for part in parts]
-        whole_days = int(days or 0)
-    except ValueError:
-        numbers = []
-    if len(numbers) == 1 and not days and numbers[0] > 0:
-        return numbers[0]
-    if len(numbers) != 3:
+    found = re.fullmatch(r"0*([1-9]\d*)|(?:(\d+)-)?(\d+):(\d\d):(\d\d)", str(time))
+    if found is None:
         raise ValueError(f"time {time!r} is neither a number of minutes nor [D-]HH:MM:SS (in quotes).")
-    hours, mins, seconds = numbers
-    return (whole_days * 24 + hours) * 60 + mins + (seconds > 0)
+    whole, *clock = found.groups()
+    if whole:
+        return int(whole)
+    days, hours, mins, seconds = (int(part or 0) for part in clock)
+    return (days * 24 + hours) * 60 + mins + (seconds > 0)
 
 
 def task(place: Place, run: Run, extra: tuple[str, ...]) -> None:
