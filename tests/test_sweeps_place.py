@@ -34,11 +34,11 @@ def test_states_follow_the_files(place: Place) -> None:
     assert place.status(RUN).state is State.WAITING and not place.root.exists(), "looking makes nothing"
     place.note(RUN, command=["fit"])
     assert place.status(RUN).state is State.INTERRUPTED, "begun, not ended, and nobody there: it was killed"
+    with place.claimed(RUN):
+        assert place.status(RUN).state is State.RUNNING
     for exit_status in (EXIT_STATUS, 130, 143):
         place.note(RUN, exit_status=exit_status)
         assert place.status(RUN).state is State.INTERRUPTED
-    with place.claimed(RUN):
-        assert place.status(RUN).state is State.RUNNING
     place.note(RUN, exit_status=1)
     status = place.status(RUN)
     assert (status.state, status.attempts, status.exit_status) == (State.FAILED, 1, 1)

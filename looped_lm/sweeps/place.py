@@ -151,11 +151,12 @@ class Place:
         exit_status = next((e["exit_status"] for e in reversed(events) if "exit_status" in e), None)
         if record is not None and record.finished:
             state = State.FINISHED
-        elif self._is_claimed(run):
-            state = State.RUNNING
         elif last is None:
             state = State.WAITING
-        elif "exit_status" not in last or last["exit_status"] in INTERRUPTIONS:
+        elif "exit_status" not in last:
+            # Asked only here: to ask for a claim is to hold it for a moment.
+            state = State.RUNNING if self._is_claimed(run) else State.INTERRUPTED
+        elif last["exit_status"] in INTERRUPTIONS:
             state = State.INTERRUPTED
         else:
             state = State.FAILED
