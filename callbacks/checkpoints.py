@@ -77,6 +77,10 @@ class Checkpoints(ModelCheckpoint):
         else:
             super()._save_topk_checkpoint(trainer, monitor_candidates)
 
+    def _should_remove_checkpoint(self, trainer: L.Trainer, previous: str, current: str) -> bool:
+        # Lightning keeps the one that was resumed from; here it is one of the run's own like any other.
+        return previous != current
+
     def _validation_follows(self, trainer: L.Trainer) -> bool:
         batches = trainer.fit_loop.epoch_loop.total_batch_idx + 1
         done = 0 < trainer.max_steps <= trainer.global_step
