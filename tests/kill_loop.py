@@ -217,8 +217,7 @@ def main() -> int:
         print(f"undisturbed: {STEPS} steps in {seconds:.1f} s, seed {arguments.seed}", flush=True)
         equal = killed = partials = number = 0
         while number < arguments.runs:
-            run = Run(folder / f"run_{number}_{killed}")
-            run.folder.mkdir()
+            run = Run(Path(tempfile.mkdtemp(dir=folder)))
             one_run(run, command, draw.randint(1, 3), seconds, draw)
             hits = sum(not what.startswith("(") for what in run.log)
             if not hits:
