@@ -19,6 +19,7 @@ from datamodules.prepare import prepare
 from looped_lm import (
     HyperConnectionLanes,
     LinearInjection,
+    LogNormalPoisson,
     LoopedLM,
     PassthroughInjection,
     Steps,
@@ -32,6 +33,7 @@ from tests.tiny import tiny_trainer
 VARIANTS: dict[str, dict[str, Any]] = {
     "r4": dict(num_recurrences=4, injection=LinearInjection),
     "r8_hc": dict(num_recurrences=8, injection=PassthroughInjection, lanes=HyperConnectionLanes),
+    "r4_sampled": dict(num_recurrences=4, injection=LinearInjection, recurrences=LogNormalPoisson),
     "r4_truncated": dict(num_recurrences=4, injection=LinearInjection, bptt=TruncatedBPTT(2)),
 }
 BATCH_ROWS = 4

@@ -69,7 +69,7 @@ def test_stopped_anywhere(stop: str, tmp_path: Path, data_dir: Path, whole: Any)
     [
         (1, "r8_hc", "in a later epoch", signal.SIGUSR1),
         (2, "r4_truncated", "at the data's end", signal.SIGUSR2),
-        (2, "r4", "in a validation", signal.SIGINT),
+        (2, "r4_sampled", "in a validation", signal.SIGINT),
     ],
 )
 def test_with_workers_and_other_loops(
