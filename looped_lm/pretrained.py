@@ -22,7 +22,7 @@ from looped_lm.component import Component, Spec, component_spec, import_class
 from looped_lm.injection import Injection
 from looped_lm.lanes import Lanes
 from looped_lm.residual import Residual
-from looped_lm.transformer import WIDTH_UNIT, LoopedTransformer
+from looped_lm.transformer import LoopedTransformer, size_of
 
 FORMAT, VERSION = "looped_lm", 1
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -36,7 +36,7 @@ def architecture(model: LoopedTransformer) -> dict[str, Any]:
     return {
         "vocab_size": model.vocab_size,
         "seq_len": model.seq_len,
-        "size": model.d_model // WIDTH_UNIT,
+        "size": size_of(model.d_model),
         "head_dim": model.head_dim,
         "n_kv_heads": model.n_kv_heads,
         "prelude_layers": len(model.prelude),

@@ -5,6 +5,7 @@ B batch rows, T sequence length, d = d_model, V vocabulary, r recurrences. Sourc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -40,7 +41,8 @@ class LoopedTransformer(nn.Module):
     Args:
         vocab_size: number of tokens V; tables are padded to a multiple of 64, logits are cut back to V.
         seq_len: tokens of context T in training.
-        size: width in units of 64: d_model = 64·size, rounded up to a multiple of `head_dim`.
+        size: width in units of 64, whole numbers in the paper: d_model = 64·size, rounded up to a multiple of
+            `head_dim`.
         head_dim: size of one attention head (128 in the paper).
         n_kv_heads: key/value heads for grouped-query attention; None means as many as query heads.
         prelude_layers: layers that run once before the loop.
@@ -65,7 +67,7 @@ class LoopedTransformer(nn.Module):
         self,
         vocab_size: int,
         seq_len: int,
-        size: int = 2,
+        size: int | float = 2,
         head_dim: int = 128,
         n_kv_heads: int | None = None,
         prelude_layers: int = 2,
@@ -82,7 +84,7 @@ class LoopedTransformer(nn.Module):
     ) -> None:
         super().__init__()
         _check_sizes(locals())
-        d_model = round_up(WIDTH_UNIT * size, head_dim)
+        d_model = round_up(math.ceil(WIDTH_UNIT * size), head_dim)
         n_heads = d_model // head_dim
         n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
         if not 1 <= n_kv_heads <= n_heads or n_heads % n_kv_heads:
@@ -235,8 +237,16 @@ class LoopedTransformer(nn.Module):
         return self.logit_softcap * torch.tanh(logits / self.logit_softcap)
 
 
+def size_of(d_model: int) -> int | float:
+    """The size that makes a width, as it would be written."""
+    size = d_model / WIDTH_UNIT
+    return int(size) if size.is_integer() else size
+
+
 def _check_sizes(values: Mapping[str, Any]) -> None:
-    for name in ("vocab_size", "seq_len", "size", "head_dim", "recurrent_layers", "num_recurrences"):
+    if not 0 < values["size"] < math.inf:
+        raise ValueError(f"size is {values['size']}; it must be positive.")
+    for name in ("vocab_size", "seq_len", "head_dim", "recurrent_layers", "num_recurrences"):
         if values[name] < 1:
             raise ValueError(f"{name} is {values[name]}; it must be at least 1.")
     for name in ("prelude_layers", "coda_layers"):

@@ -41,7 +41,7 @@ ARCHITECTURES = {
 }
 #: Configs whose training steps run other counts than the model's own.
 SAMPLERS = {"r8_sampled.yaml": "LogNormalPoisson"}
-SCALES = ["base.yaml", "paper.yaml"]
+SCALES = ["base.yaml", "nano.yaml", "paper.yaml"]
 
 
 def parsed(run_cli: Any, *options: str) -> dict[str, Any]:

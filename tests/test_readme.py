@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_fitting_records import record_fields
 
 import looped_lm
+from fitting.records import RunRecord
 from looped_lm.config_files import SHIPPED
+from looped_lm.sweeps.expansion import expand
+from looped_lm.sweeps.files import load
 from tests.cli_options import tiny_options
 
 ROOT = Path(looped_lm.__file__).parent.parent
@@ -45,7 +49,20 @@ def test_every_linked_file_exists(document: str) -> None:
 
 def test_every_config_named_exists_and_every_shipped_one_is_named() -> None:
     named = set(re.findall(r"\b([\w]+\.yaml)", README)) - {"config.yaml"}
-    assert named == {p.name for p in SHIPPED.glob("*.yaml")}
+    assert named == {p.name for folder in ("", "sweeps") for p in (SHIPPED / folder).glob("*.yaml")}
+
+
+def test_the_sample_sweep_and_the_table_of_sweeps_are_right(in_folder: Path) -> None:
+    sample = next(block for block in blocks(README, "yaml") if "grid:" in block)
+    (in_folder / "mine.yaml").write_text(sample)
+    assert len(expand(load(in_folder / "mine.yaml"))) == 14, "16 without r = 4 at size 2, two seeds"
+    rows = re.findall(r"^\| ((?:`\w+\.yaml`(?:, )?)+) \| ([\d, ]+) \|", README, re.MULTILINE)
+    counts = {
+        n: int(c)
+        for names, told in rows
+        for n, c in zip(re.findall(r"\w+\.yaml", names), told.split(", "), strict=True)
+    }
+    assert counts == {p.name: len(expand(load(p))) for p in (SHIPPED / "sweeps").glob("*.yaml")}
 
 
 def test_every_module_called_exists() -> None:
@@ -105,6 +122,15 @@ def test_the_commands_shown_work_at_tiny_scale(
     if "--help" in command:
         status, out = run_cli(*command)
         assert status == 0 and "--model.num_recurrences" in out
+        return
+    if command[0] == "sweep":
+        # A file of that name in the working folder goes before the shipped one; its only run is finished.
+        (in_folder / command[2]).write_text("grid: {config: r4.yaml, model.size: 1}")
+        (run,) = expand(load(in_folder / command[2]))
+        record = RunRecord.from_dict({**record_fields(), "run_name": run.id})
+        record.save(in_folder / "runs" / run.sweep / "records" / f"{run.id}.run.json")
+        status, out = run_cli(*command)
+        assert status == 0 and "1 runs" in out, out
         return
     options = tiny_options(tiny_data_dir)
     if "my_data" in command:

@@ -128,7 +128,7 @@ def test_twelve_runs_on_a_real_cluster_one_of_them_requeued(
 ) -> None:
     monkeypatch.setenv("SLURM_CONF", cluster.environment["SLURM_CONF"])
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    file = tiny_sweep(in_folder, tiny_data_dir, seeds=12, steps=300)
+    file = tiny_sweep(in_folder, tiny_data_dir, seeds=12, steps=1500)
     (in_folder / "profile.yaml").write_text(
         "time: 30\ncpus: 1\nat_once: 2\nsetup: [export OMP_NUM_THREADS=1]\n"
     )
@@ -139,7 +139,16 @@ def test_twelve_runs_on_a_real_cluster_one_of_them_requeued(
     place = Place(Path("runs"), "tiny", latest_record)
     first = slurm.queued(place, runs)[runs[0].hash]
     cluster.wait_for(lambda: bool(list(place.folder(runs[0]).rglob("*.ckpt"))), "a checkpoint")
-    cluster.call("scancel", "--signal=USR2", first)
+
+    def signalled() -> bool:
+        try:
+            cluster.call("scancel", "--signal=USR2", first)
+        except RuntimeError:
+            # Not while SLURM has something else to do with the job.
+            return False
+        return True
+
+    cluster.wait_for(signalled, "the signal")
     cluster.wait_for(lambda: cluster.field(first, "Restarts") == "1", "the requeue")
     print(place.log(runs[0]).read_text()[-1500:])
     cluster.wait_for(lambda: all(place.finished(run) for run in runs), "the end of the sweep", seconds=1500)

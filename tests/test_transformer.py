@@ -19,6 +19,7 @@ from looped_lm import (
     PassthroughInjection,
     TruncatedBPTT,
 )
+from looped_lm.transformer import size_of
 from tests.reference import forward as reference
 from tests.tiny import VOCAB, perturb, tiny_model, tokens
 
@@ -244,3 +245,17 @@ def test_truncation_that_cuts_nothing_goes_with_any_pair() -> None:
     model = tiny_model(injection=PassthroughInjection, lanes=HyperConnectionLanes, bptt=TruncatedBPTT(2))
     model(tokens()[0]).sum().backward()
     assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("size", "width"), [(1, 64), (0.5, 32), (0.75, 48), (1.5, 96), (0.1, 16), (2.0, 128)]
+)
+def test_a_fraction_of_a_size_makes_a_width_of_whole_heads(size: float, width: int) -> None:
+    model = tiny_model(size=size, head_dim=16)
+    assert model.d_model == width and tiny_model(size=size_of(width), head_dim=16).d_model == width
+
+
+@pytest.mark.parametrize("size", [0, -1, float("nan"), float("inf")])
+def test_a_size_that_is_none_is_refused(size: float) -> None:
+    with pytest.raises(ValueError, match="it must be positive"):
+        tiny_model(size=size)
