@@ -23,7 +23,7 @@ from looped_lm.metrics import TokenLoss
 from looped_lm.optim import MuonH
 from looped_lm.recurrences import FixedRecurrences, RecurrenceSampler, checked_count, drawn
 from looped_lm.resume import CHECKPOINT_KEY as MICRO_BATCHES
-from looped_lm.resume import changed_recipe, realign, use_own_recipe
+from looped_lm.resume import changed_recipe, realign, refuse_weights_alone, use_own_recipe
 from looped_lm.schedules import Horizon, HyperP, LinearSchedule, Plan, RunSize
 from looped_lm.trainer_settings import Derived, derive, keeps_embedding_in_bf16, say
 from looped_lm.transformer import LoopedTransformer, refuse_untrainable
@@ -337,6 +337,7 @@ class LoopedLM(L.LightningModule):
                 f"The checkpoint is at step {checkpoint['global_step']} of {self.plan.steps}: nothing is left to "
                 "train. Raise model.horizon to go on."
             )
+        refuse_weights_alone(checkpoint)
         self.due_validation.load(self.trainer, checkpoint)
         realign(checkpoint, self.trainer)
         if recipe:

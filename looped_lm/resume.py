@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
@@ -79,6 +80,19 @@ def changed_recipe(checkpoint: dict[str, Any], module: LoopedLM) -> list[Differe
             "LoopedLM.load_from_checkpoint."
         )
     return recipe
+
+
+def refuse_weights_alone(checkpoint: Mapping[str, Any]) -> None:
+    """Refuse to train on from a checkpoint that was converted, or saved without the optimizer.
+
+    Raises:
+        ValueError: it has no optimizer state.
+    """
+    if not checkpoint.get("optimizer_states"):
+        raise ValueError(
+            "The checkpoint holds weights and no state of an optimizer, as converted ones do, so training cannot go on "
+            "from it. validate, test, predict, generate and export read it."
+        )
 
 
 def use_own_recipe(checkpoint: dict[str, Any], module: LoopedLM, recipe: list[Difference]) -> None:

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from fitting.records import RunRecord
-from looped_lm import DiagonalInjection, LoopedLM, ScaledResidual
+from looped_lm import DiagonalInjection, LoopedLM, ScaledResidual, Steps
 from looped_lm.commands.convert import main
 from looped_lm.reference_format import config_to_reference, reference_name
 from tests.reference import checkpoint as reference
-from tests.tiny import tiny_model
+from tests.tiny import TinyData, tiny_model, tiny_trainer
 
 
 def convert(folder: Path, out: Path, *options: str) -> LoopedLM:
@@ -83,6 +83,16 @@ def test_the_record_says_what_is_known(tmp_path: Path) -> None:
     assert stored == record.to_dict()
     convert(tmp_path / "theirs", tmp_path / "b.ckpt", "--step", "900")
     assert RunRecord.load(tmp_path / "b.run.json").steps == 900
+
+
+def test_training_does_not_go_on_without_an_optimizer(tmp_path: Path) -> None:
+    config = reference.model_config("additive")
+    files, _ = reference.tensors(config)
+    convert(reference.write(tmp_path / "theirs", config, files), tmp_path / "a.ckpt", "--batch-tokens", "128")
+    stored = torch.load(tmp_path / "a.ckpt", weights_only=True)["hyper_parameters"]
+    lm = LoopedLM(**{**stored, "horizon": Steps(1300)})
+    with pytest.raises(ValueError, match="no state of an optimizer, as converted ones"):
+        tiny_trainer(tmp_path).fit(lm, TinyData(vocab_size=70), ckpt_path=tmp_path / "a.ckpt")
 
 
 def fixture(tmp_path: Path, tensors: Any = None, config: Any = None, injection: str = "additive") -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -65,10 +66,18 @@ def test_generate_export_and_back(run_cli: Any, in_folder: Path, tiny_data_dir: 
     assert status == 0 and "moves by" not in out and "rounds its rotary tables" in out, out
     status, out = run_cli("convert", "--from", "reference", "theirs", "--out", "back.ckpt")
     assert status == 0 and Path("back.run.json").is_file(), out
+    # The architecture comes from the checkpoint, the data from the user.
+    data = [f"--data.data_dir={tiny_data_dir}", "--data.seq_len=16", "--data.final_val_rows=4"]
+    status, out = run_cli("validate", "--ckpt_path", "back.ckpt", "--trainer.accelerator=cpu", *data)
+    assert status == 0, out
+    found = re.search(r"val/loss\W+(\d+\.\d+)", out)
+    record = json.loads(next(in_folder.rglob("step=*.run.json")).read_text())
+    # Rotary tables in bfloat16 move it a little.
+    assert found and float(found[1]) == pytest.approx(record["val_loss"], abs=1e-2)
     status, out = run_cli("generate", "--ckpt", "back.ckpt")
     assert status == 1 and "does not say what data" in out and "datamodules.ByteTokenizer" in out
     back = generate("--tokenizer", "datamodules.ByteTokenizer", source="back.ckpt")
-    assert "24 tokens in" in back or "tokens in" in back
+    assert "tokens in" in back
 
 
 @pytest.mark.parametrize("command", ["generate", "export", "convert"])

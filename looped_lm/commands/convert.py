@@ -94,7 +94,10 @@ def read_reference(folder: Path, step: int | None, batch_tokens: int) -> tuple[d
     lm = LoopedLM(**arguments, horizon=Steps(step), batch_tokens=batch_tokens)
     state = tensors_from_reference(tensors, lm.model)
     compare_tensors(state, lm.model.state_dict(), f"{meta_file} does not describe {model_file.name}.")
-    lm.provenance = {"run_name": folder.resolve().name, "seed": 0, "config": None}
+    name = folder.resolve().name
+    # What `validate`, `test` and `predict` take from a checkpoint. Data is for the user to name: the files do not say.
+    run = {"run_name": name, "model": model_keys(lm), "data": {}, "trainer": {}}
+    lm.provenance = {"run_name": name, "seed": 0, "config": run}
     checkpoint = {
         "state_dict": {f"model.{name}": tensor for name, tensor in state.items()},
         "hyper_parameters": dict(lm.hparams),
@@ -104,6 +107,12 @@ def read_reference(folder: Path, step: int | None, batch_tokens: int) -> tuple[d
         "run_record": run_record(lm, step, model_file.name),
     }
     return checkpoint, lm
+
+
+def model_keys(lm: LoopedLM) -> dict[str, Any]:
+    """The section `model` of a configuration that builds this module."""
+    from_data = ("vocab_size", "seq_len")
+    return {key: value for key, value in lm.hparams.items() if key not in from_data}
 
 
 def run_record(lm: LoopedLM, step: int, source: str) -> dict[str, Any]:
@@ -153,7 +162,7 @@ def run_record(lm: LoopedLM, step: int, source: str) -> dict[str, Any]:
         hardware="unknown",
         precision="unknown",
         world_size=1,
-        config=None,
+        config=lm.provenance["config"],
     ).to_dict()
 
 
