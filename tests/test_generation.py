@@ -85,57 +85,62 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
     assert together.tokens[0] == alone.tokens[0]
 
 
-def slot_reference(model: LoopedTransformer, ids: list[int], prompt: int, k: int) -> torch.Tensor:
-    """Logits of the tokens after the prompt, one token at a time, from the rule of slots alone.
+def slot_reference(model: LoopedTransformer, ids: list[int], used: list[int], k: int) -> torch.Tensor:
+    """Logits after every decoded token and the last one of the prompt, one token at a time, from the rule of slots.
 
-    Entries (key, value) are kept for every token and recurrence in plain lists; a later token at recurrence i reads, of
-    each earlier token, the entry of the last recurrence that is i modulo k.
+    What the block reads is kept for every token and each of its `used` recurrences in plain lists. A later token at
+    recurrence i sees of an earlier one the last recurrence that is i modulo k, or its very last where there is none.
     """
-    r, block = model.num_recurrences, model.block[0]
-    entries: list[list[Any]] = []  # by token: its inputs (1,d) to the block's attention, by recurrence
-    once: dict[str, list[Any]] = {"prelude": [], "coda": []}
+    # The pass over the prompt, each recurrence seeing the others in the same one, gave the first new token.
+    prompt = len(ids) - len(used) + 1
+    r = model.num_recurrences
+    entries: list[list[torch.Tensor]] = []
+    once: dict[str, list[torch.Tensor]] = {"prelude": [], "coda": []}
     out = []
 
     def layer(module: Any, x: torch.Tensor, past: list[torch.Tensor]) -> torch.Tensor:
-        """The layer at the last position, when the block saw the inputs `past` at earlier ones."""
+        """The layer at the last position, when it read `past` at earlier ones."""
         both = torch.stack([*past, x])[None]
         cos, sin = model.rotary(both.shape[1])
         return module(both, cos, sin)[0, -1]
 
+    def seen(own: list[torch.Tensor], i: int) -> torch.Tensor:
+        return own[max((n for n in range(len(own)) if n % k == i % k), default=len(own) - 1)]
+
     for t, token in enumerate(ids):
         e = model.norm_emb(model.embedding.weight[token])
-        past_prelude = list(once["prelude"])
-        once["prelude"].append(e)
-        e = layer(model.prelude[0], e, past_prelude)
+        past, x = list(once["prelude"]), e
+        once["prelude"].append(x)
+        e = layer(model.prelude[0], x, past)
         s, own = model.injection.initial_state(e), []
-        for i in range(r):
-            # Prompt tokens run together, each recurrence seeing the others in the same one.
-            j = i if t < prompt else max(n for n in range(r) if n % k == i % k)
+        for i in range(r if t < prompt else used[t - prompt + 1]):
             u = model.injection(e, s, i)
-            past = [entries[p][i if t < prompt else j] for p in range(t)]
             own.append(u)
-            s = model.norm_recur(layer(block, u, past))
+            s = model.norm_recur(
+                layer(model.block[0], u, [p[i] if t < prompt else seen(p, i) for p in entries])
+            )
         entries.append(own)
-        past_coda = list(once["coda"])
+        past = list(once["coda"])
         once["coda"].append(s)
-        out.append(model.logits(model.norm_final(layer(model.coda[0], s, past_coda))))
+        out.append(model.logits(model.norm_final(layer(model.coda[0], s, past))))
     return torch.stack(out[prompt - 1 :])
 
 
-@pytest.mark.parametrize("k", [1, 2, 3])
+@pytest.mark.parametrize("rule", [None, RelativeChange(0.4)], ids=["all", "early exit"])
+@pytest.mark.parametrize("k", [1, 2, 3, 8])
 @torch.no_grad()
-def test_a_smaller_budget_follows_the_rule_of_slots(k: int) -> None:
-    model = perturbed()
-    decoder = CachedDecoder(model, PROMPTS[1:2], 12, budget=k)
-    full = CachedDecoder(model, PROMPTS[1:2], 12)
+def test_budget_and_early_exit_follow_the_rule_of_slots(k: int, rule: ExitRule | None) -> None:
+    model = perturbed(r=8)
+    decoder = CachedDecoder(model, PROMPTS[1:2], 12, budget=k, exit_rule=rule)
     generated = decode(decoder, 12)
-    ids = [*PROMPTS[1], *generated.tokens[0]]
-    logits = slot_reference(model, ids[:-1], len(PROMPTS[1]), k)
-    expected = logits.log_softmax(-1).gather(-1, torch.tensor(generated.tokens[0])[:, None])[:, 0]
-    torch.testing.assert_close(torch.tensor(generated.log_probs[0]), expected, atol=1e-4, rtol=1e-4)
-    decode(full, 12)
-    # Prelude and coda have one layer, the block one with 4 slots or k.
-    assert decoder.cache.bytes / full.cache.bytes == (2 + k) / (2 + 4)
+    (new,), (used,), (log_probs,) = generated.tokens, generated.recurrences, generated.log_probs
+    if rule is not None:
+        assert 2 < min(used) < 8, "choose another threshold: this one leaves at once, or never"
+    logits = slot_reference(model, [*PROMPTS[1], *new[:-1]], used, k)
+    expected = logits.log_softmax(-1).gather(-1, torch.tensor(new)[:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(log_probs), expected, atol=1e-4, rtol=1e-4)
+    # Prelude and coda have one layer, the block one of k slots: keys and values, 8 + 12 tokens, four heads of 16.
+    assert decoder.cache.bytes == (2 + k) * 2 * 20 * 64 * 4
 
 
 def test_a_smaller_budget_reports_its_drift() -> None:
