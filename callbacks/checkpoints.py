@@ -81,6 +81,12 @@ class Checkpoints(ModelCheckpoint):
         # Lightning keeps the one that was resumed from; here it is one of the run's own like any other.
         return previous != current
 
+    def _save_checkpoint(self, trainer: L.Trainer, filepath: str) -> None:
+        # A run that goes on from here logs no step before it again: what loggers hold back must not go with a kill.
+        for logger in trainer.loggers:
+            logger.save()
+        super()._save_checkpoint(trainer, filepath)
+
     def _validation_follows(self, trainer: L.Trainer) -> bool:
         batches = trainer.fit_loop.epoch_loop.total_batch_idx + 1
         done = 0 < trainer.max_steps <= trainer.global_step

@@ -19,7 +19,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 
 from looped_lm.checkpoints import load_checkpoint, newest_whole
 from looped_lm.config_files import BASE, run_name
-from looped_lm.continuing import RunPlace
+from looped_lm.continuing import AUTO, RunPlace
 from looped_lm.hints import hint, innermost
 from looped_lm.lightning_module import LoopedLM
 from looped_lm.trainer_settings import processes_of_torchrun, say
@@ -141,6 +141,8 @@ class LoopedCLI(LightningCLI):
         trainer.devices, trainer.num_nodes = processes_of_torchrun(
             trainer.devices, trainer.num_nodes, os.environ
         )
+        if config.run_name is None and config.get("resume") not in (None, AUTO):
+            config.run_name = Path(config.resume).resolve().parent.name
         config.run_name = config.run_name or run_name(self.arguments)
         if Path(config.run_name).name != config.run_name:
             raise ValueError(
@@ -253,7 +255,8 @@ def quiet() -> None:
     # LoopedLM logs sums over all processes.
     warnings.filterwarnings("ignore", message=r"It is recommended to use `self\.log\(.*sync_dist=True")
     warnings.filterwarnings("ignore", message=r".*The dirpath has changed from.*")
-    # Each run has a folder of its own, or goes on in its own one.
+    # Each run has a folder of its own, or goes on in its own one, with the rows that are there.
+    warnings.filterwarnings("ignore", message=r"Experiment logs directory .* exists and is not empty")
     warnings.filterwarnings("ignore", message=r".*Checkpoint directory .* exists and is not empty.*")
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
         lambda r: "litlogger" not in r.getMessage()

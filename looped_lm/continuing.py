@@ -51,8 +51,8 @@ class RunPlace:
         ckpt_path: a checkpoint to go on from.
 
     Raises:
-        ValueError: both `resume` and `ckpt_path`; a folder to resume that is none or has no whole checkpoint;
-            results of another run in the way; another process that writes into the folder.
+        ValueError: both `resume` and `ckpt_path`; a folder to resume that is none, another run's, or has no whole
+            checkpoint; results of another run in the way; another process that writes into the folder.
         OSError: the folder cannot be made or written to.
     """
 
@@ -82,6 +82,12 @@ class RunPlace:
             return Place(self._folder_of(found), found, damaged)
         if resume:
             given_folder = Path(resume)
+            if given_folder.is_dir() and given_folder.resolve().parent != self._root.resolve():
+                run, place = given_folder.resolve().parent.name, given_folder.parent.parent
+                raise ValueError(
+                    f"resume {resume!r} is a folder of another run than this one, which writes into {self._root}: give "
+                    f"--run_name {run}, and {place} as the logger's save_dir."
+                )
             found, damaged = newest_whole(given_folder / run_folder.CHECKPOINTS)
             if found is None:
                 why = "".join(f"\n  {reason}" for reason in damaged.values())

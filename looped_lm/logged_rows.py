@@ -26,15 +26,21 @@ def go_on_after(logger: Logger, step: int, writes: bool) -> None:
 
 
 def _keep_rows(logger: CSVLogger, step: int) -> None:
-    """Lightning's writer deletes the file that it finds."""
+    """Lightning's writer deletes the file that it finds; a kill at any moment leaves the rows in one of the two."""
     path = Path(logger.log_dir) / "metrics.csv"
-    if not path.is_file():
-        return
-    aside = path.with_name("metrics.csv.before")
-    path.replace(aside)
-    with aside.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if int(float(row["step"])) <= step]
+    aside, partial = path.with_name("metrics.csv.before"), path.with_name("metrics.csv.partial")
+    if path.is_file():
+        path.replace(aside)
     writer = logger.experiment
-    writer.metrics = [{name: value for name, value in row.items() if value != ""} for row in rows]
-    writer.save()
+    if not aside.is_file():
+        return
+    whole, _, _ = aside.read_text(encoding="utf-8").rpartition("\n")  # A kill may leave half a line.
+    rows = csv.DictReader(whole.splitlines())
+    names = list(rows.fieldnames or ["step"])
+    with partial.open("w", newline="", encoding="utf-8") as file:
+        kept = csv.DictWriter(file, names)
+        kept.writeheader()
+        kept.writerows(row for row in rows if int(float(row["step"])) <= step)
+    partial.replace(path)
+    writer.metrics_keys = names
     aside.unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,21 @@ def test_a_checkpoint_by_path(run_cli: Any, in_folder: Path, tiny_data_dir: Path
         torch.load(f"runs/r4/version_{i}/checkpoints/step=000006.ckpt", weights_only=True) for i in (0, 1)
     ]
     assert all(torch.equal(w, both[1]["state_dict"][k]) for k, w in both[0]["state_dict"].items())
+
+
+def test_a_run_named_by_its_folder_goes_on_there(run_cli: Any, in_folder: Path, tiny_data_dir: Path) -> None:
+    """And writes nothing into the folder of another run, whatever its configs are called."""
+    command = ["fit", "--config", "r4.yaml", *tiny_options(tiny_data_dir, steps=4)]
+    status, out = run_cli(*command, "--run_name=other", "--trainer.max_steps=2")
+    assert status == 0, out
+    status, out = run_cli(*command, "--resume=runs/other/version_0", "--run_name=mine")
+    assert status == 1 and "writes into runs/mine: give --run_name other, and runs as" in out, out
+    status, out = run_cli(*command, "--resume=runs/other/version_0")
+    assert status == 0 and "4 of 4" in out, out
+    assert [str(p) for p in Path("runs").iterdir()] == ["runs/other"]
+    record = json.loads(Path("runs/other/version_0/checkpoints/step=000004.run.json").read_text())
+    assert record["run_name"] == "other"
+    assert Path("runs/other/version_0/config_resumed_1.yaml").is_file()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+import pytest
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -41,6 +42,24 @@ def test_a_csv_file_keeps_its_rows(tmp_path: Path) -> None:
     ]
     assert [r["val"] for r in rows if r["val"]] == ["2.0"]
     assert not list(Path(resumed.log_dir).glob("*.before"))
+
+
+@pytest.mark.parametrize("killed_while_it_was_kept", [False, True])
+def test_rows_survive_a_kill(tmp_path: Path, killed_while_it_was_kept: bool) -> None:
+    """Half a line of the run itself, and a process that was killed between taking the rows and writing them."""
+    first = CSVLogger(tmp_path, "run", version=0)
+    write(first, range(1, 5), 1.0)
+    path = Path(first.log_dir) / "metrics.csv"
+    with path.open("a") as file:
+        file.write("1.0,")
+    if killed_while_it_was_kept:
+        path.rename(path.with_name("metrics.csv.before"))
+    resumed = CSVLogger(tmp_path, "run", version=0)
+    go_on_after(resumed, 4, writes=True)
+    write(resumed, range(5, 7), 2.0)
+    with path.open() as file:
+        assert [int(row["step"]) for row in csv.DictReader(file)] == [1, 2, 3, 4, 5, 6]
+    assert sorted(p.name for p in path.parent.iterdir()) == ["hparams.yaml", "metrics.csv"]
 
 
 def test_a_fresh_folder_has_nothing_to_keep(tmp_path: Path) -> None:
