@@ -36,6 +36,9 @@ def compile_in_place(model: LoopedTransformer, device: torch.device) -> str | No
     """
     problem = compiler_problem(device)
     if problem is None:
+        # Under DDP the compiler would cut each layer into pieces, to send gradients between them; they are sent between
+        # layers anyway.
+        torch._dynamo.config.optimize_ddp = False
         for layer in model.layers():
             layer.compile()
     return problem

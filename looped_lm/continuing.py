@@ -61,7 +61,8 @@ class RunPlace:
         self._loggers = [x for x in trainer.loggers if isinstance(x, TensorBoardLogger | CSVLogger)]
         saves = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
         self._free = [c for c in saves if c.dirpath is None]
-        self._fixed = [Path(c.dirpath) for c in saves if c.dirpath is not None]
+        # Two callbacks may share one.
+        self._fixed = list(dict.fromkeys(Path(c.dirpath).resolve() for c in saves if c.dirpath is not None))
         root = self._loggers[0].root_dir if self._loggers else str(Path(trainer.default_root_dir) / run_name)
         #: Folders behind URLs are left to Lightning: an object store has neither locks nor half-written files.
         self.local = "://" not in root

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch._dynamo.utils import counters
+from torch.nn.parallel import DistributedDataParallel
 
 from looped_lm import LogNormalPoisson, LoopedLM, Steps
 from looped_lm.compilation import compile_in_place, compiler_problem
@@ -63,6 +65,31 @@ def test_every_layer_runs_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("looped_lm.compilation.compiler_problem", lambda device: None)
     assert compile_in_place(model, CPU) is None
     assert [layer._compiled_call_impl is not None for layer in model.layers()] == [True] * 5
+
+
+def test_a_layer_is_one_piece_under_ddp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the size of DDP's buckets; all layers share it."""
+    monkeypatch.setattr(torch._dynamo.config, "optimize_ddp", True)
+    monkeypatch.setattr("looped_lm.compilation.compiler_problem", lambda device: None)
+    graphs: list[int] = []
+
+    def backend(module: torch.fx.GraphModule, example_inputs: Any) -> Any:
+        graphs.append(len(example_inputs))
+        return module.forward
+
+    torch._dynamo.reset()
+    model = tiny_model(num_recurrences=3, size=6)
+    compile_in_place(model, CPU)
+    for layer in model.layers():
+        layer.compile(backend=backend)
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        DistributedDataParallel(model, bucket_cap_mb=1.0)(*tokens()).backward()
+    finally:
+        dist.destroy_process_group()
+        torch._dynamo.reset()
+    assert len(graphs) == 1
 
 
 def test_without_a_compiler_layers_run_uncompiled_and_it_is_said(

@@ -12,6 +12,7 @@ import torch
 import yaml
 
 from looped_lm import run_folder
+from looped_lm.config_files import BASE
 from tests.cli_options import tiny_options
 from tests.test_checkpoints import flip
 
@@ -105,6 +106,20 @@ def test_a_run_named_by_its_folder_goes_on_there(run_cli: Any, in_folder: Path, 
     record = json.loads(Path("runs/other/version_0/checkpoints/step=000004.run.json").read_text())
     assert record["run_name"] == "other"
     assert Path("runs/other/version_0/config_resumed_1.yaml").is_file()
+
+
+def test_two_checkpoint_callbacks_may_share_a_folder(
+    run_cli: Any, in_folder: Path, tiny_data_dir: Path
+) -> None:
+    best = {"dirpath": "kept/../kept", "monitor": "val/loss", "filename": "best"}
+    callbacks = yaml.safe_load(BASE.read_text())["trainer"]["callbacks"]
+    (saves,) = [c for c in callbacks if c["class_path"] == "callbacks.Checkpoints"]
+    saves["init_args"]["dirpath"] = "kept"
+    callbacks.append({"class_path": "lightning.pytorch.callbacks.ModelCheckpoint", "init_args": best})
+    Path("own.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": callbacks}}))
+    status, out = run_cli("fit", "--config", "own.yaml", *tiny_options(tiny_data_dir, steps=2))
+    assert status == 0, out
+    assert {p.name for p in Path("kept").glob("*.ckpt")} == {"best.ckpt", "step=000002.ckpt"}
 
 
 @pytest.mark.parametrize(
