@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,20 @@ from torch import Tensor
 
 from callbacks.checkpoint_io import record_path, write_record
 from looped_lm import LoopedLM
-from looped_lm.checkpoints import in_folder
+from looped_lm.checkpoints import Stored, in_folder
 
 
 class Checkpoints(ModelCheckpoint):
     """Writes the run's state after every validation and every `every_n_steps` steps, and keeps the newest.
 
     An old checkpoint is removed when the new one is on the disk. After a resume those in the folder count as well,
-    whichever the killed process still had in its books.
+    whichever the killed process still had in its books; files of other names, such as another callback's, do not.
 
     Args:
         keep: how many stay; -1 keeps all. Two at least, if a damaged one is to have one before it.
         every_n_steps: optimizer steps between writings beside those after validations; None for none.
         dirpath: folder; None for `checkpoints` in the run's.
-        filename: pattern with the metric `step`.
+        filename: pattern with the metric `step` and no other.
 
     Raises:
         ValueError: a number out of range.
@@ -95,12 +96,17 @@ class Checkpoints(ModelCheckpoint):
     def _monitor_candidates(self, trainer: L.Trainer) -> dict[str, Tensor]:
         return {**super()._monitor_candidates(trainer), "step": torch.tensor(trainer.global_step)}
 
+    def _is_own(self, stored: Stored) -> bool:
+        name = Path(self.format_checkpoint_name({"step": torch.tensor(stored.step)})).stem
+        # Lightning appends a version where the name is taken.
+        return re.fullmatch(rf"{re.escape(name)}(-v\d+)?", stored.path.stem) is not None
+
     def _adopt(self, trainer: L.Trainer) -> None:
         """Take the folder's checkpoints for this run's own, up to its step, and mend what a kill left half done."""
         folder = Path(str(self.dirpath))
         found: dict[str, int] = {}
         if trainer.is_global_zero and "://" not in str(self.dirpath):
-            for stored in in_folder(folder)[0]:
+            for stored in filter(self._is_own, in_folder(folder)[0]):
                 found[os.path.join(str(self.dirpath), stored.path.name)] = stored.step
                 if stored.record and not record_path(stored.path).exists():
                     write_record(stored.record, stored.path)

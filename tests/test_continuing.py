@@ -111,15 +111,20 @@ def test_a_run_named_by_its_folder_goes_on_there(run_cli: Any, in_folder: Path, 
 def test_two_checkpoint_callbacks_may_share_a_folder(
     run_cli: Any, in_folder: Path, tiny_data_dir: Path
 ) -> None:
-    best = {"dirpath": "kept/../kept", "monitor": "val/loss", "filename": "best"}
+    """Each removes its own files only, after a resume, too."""
+    first = {"dirpath": "kept/../kept", "monitor": "step", "mode": "min", "filename": "first"}
     callbacks = yaml.safe_load(BASE.read_text())["trainer"]["callbacks"]
     (saves,) = [c for c in callbacks if c["class_path"] == "callbacks.Checkpoints"]
-    saves["init_args"]["dirpath"] = "kept"
-    callbacks.append({"class_path": "lightning.pytorch.callbacks.ModelCheckpoint", "init_args": best})
+    saves["init_args"] |= {"dirpath": "kept", "keep": 1}
+    callbacks.append({"class_path": "lightning.pytorch.callbacks.ModelCheckpoint", "init_args": first})
     Path("own.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": callbacks}}))
-    status, out = run_cli("fit", "--config", "own.yaml", *tiny_options(tiny_data_dir, steps=2))
-    assert status == 0, out
-    assert {p.name for p in Path("kept").glob("*.ckpt")} == {"best.ckpt", "step=000002.ckpt"}
+    command = ["fit", "--config", "own.yaml", *tiny_options(tiny_data_dir, steps=6), "--resume=auto"]
+    # Lightning leaves alone what a run went on from.
+    for stop, expected in ((4, {4}), (6, {4, 6})):
+        status, out = run_cli(*command, f"--trainer.max_steps={stop}")
+        assert status == 0, out
+        steps = {f"step={step:06d}.ckpt" for step in expected}
+        assert {p.name for p in Path("kept").glob("*.ckpt")} == {"first.ckpt", *steps}
 
 
 @pytest.mark.parametrize(
