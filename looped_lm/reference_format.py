@@ -16,7 +16,7 @@ from looped_lm.component import Spec, component_spec
 from looped_lm.injection import AdditiveInjection, Injection, LinearInjection, PassthroughInjection
 from looped_lm.lanes import HyperConnectionLanes, Lanes, SingleLane
 from looped_lm.residual import PlainResidual
-from looped_lm.transformer import WIDTH_UNIT, LoopedTransformer
+from looped_lm.transformer import LoopedTransformer, size_of
 
 _COMPILED = "_orig_mod."
 _SECTIONS = {"prelude": "prelude", "block": "recur", "coda": "coda"}
@@ -101,7 +101,7 @@ def architecture_from_reference(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "vocab_size": config["vocab_size"],
         "seq_len": config["sequence_len"],
-        "size": width // WIDTH_UNIT,
+        "size": size_of(width),
         "head_dim": width // heads,
         "n_kv_heads": config["n_kv_head"],
         "prelude_layers": config["n_prelude"],
@@ -162,7 +162,7 @@ def config_to_reference(model: LoopedTransformer) -> dict[str, Any]:
     return {
         "sequence_len": model.seq_len,
         "vocab_size": model.vocab_size,
-        "size": model.d_model // WIDTH_UNIT,
+        "size": size_of(model.d_model),
         "n_head": model.n_heads,
         "n_kv_head": model.n_kv_heads,
         "n_embd": model.d_model,

@@ -32,6 +32,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "lanes": partial(HyperConnectionLanes, num_lanes=3),
         "residual": partial(ScaledResidual, gain=0.5),
         "head_dim": 24,
+        "size": 1.5,
     },
 }
 
