@@ -1,4 +1,4 @@
-"""Norm of the gradient that the optimizer sees."""
+"""Norm of the gradient of an optimizer step."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from looped_lm import LoopedLM
 class GradientNorm(L.Callback):
     """Logs `grad/norm` and writes `grad/norm_<role>` for every optimizer role to the loggers, at logging steps only.
 
-    The gradient is the one that the optimizer gets: accumulated over micro-batches and reduced over ranks. Nothing
-    waits for the device before the step has ended.
+    The gradient is accumulated over micro-batches and reduced over ranks: the one that the optimizer gets, before
+    `trainer.gradient_clip_val` cuts it, where that is set. Nothing waits for the device before the step has ended.
     """
 
     def __init__(self) -> None:

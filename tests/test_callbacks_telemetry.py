@@ -52,9 +52,13 @@ class OwnNorm(L.Callback):
         self.norms.append(sum(float((p.grad.double() ** 2).sum()) for p in pl_module.parameters()) ** 0.5)  # type: ignore[union-attr]
 
 
-def test_the_gradient_norm_is_that_of_the_accumulated_gradient(tmp_path: Path) -> None:
+@pytest.mark.parametrize("clip", [None, 1e-3])
+def test_the_gradient_norm_is_that_of_the_accumulated_gradient(tmp_path: Path, clip: float | None) -> None:
+    """Before it is clipped."""
     logger, own = RecordingLogger(), OwnNorm()
-    tiny_trainer(tmp_path, [GradientNorm(), own], logger=logger).fit(tiny_lm(), datamodule=TinyData(2))
+    trainer = tiny_trainer(tmp_path, [GradientNorm(), own], logger=logger, gradient_clip_val=clip)
+    trainer.fit(tiny_lm(), datamodule=TinyData(2))
+    assert min(own.norms) > 0.1
     assert [v for _, v in logger.series("grad/norm")] == pytest.approx(own.norms, rel=1e-5)
     assert [s for s, _ in logger.series("grad/norm")] == [1, 2, 3, 4]
 
