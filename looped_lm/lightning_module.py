@@ -25,8 +25,9 @@ from looped_lm.recurrences import FixedRecurrences, RecurrenceSampler, checked_c
 from looped_lm.resume import CHECKPOINT_KEY as MICRO_BATCHES
 from looped_lm.resume import changed_recipe, realign, refuse_weights_alone, use_own_recipe
 from looped_lm.schedules import Horizon, HyperP, LinearSchedule, Plan, RunSize
+from looped_lm.trainability import refuse_untrainable
 from looped_lm.trainer_settings import Derived, derive, keeps_embedding_in_bf16, say
-from looped_lm.transformer import LoopedTransformer, refuse_untrainable
+from looped_lm.transformer import LoopedTransformer
 
 Batch = tuple[Tensor, Tensor]
 
