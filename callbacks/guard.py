@@ -35,7 +35,8 @@ class DivergenceGuard(L.Callback):
 
     Args:
         max_loss_ratio: training loss over the median of the last 50 logged ones that counts as diverged; None
-            looks for values that are not finite only. It speaks after five logged losses.
+            looks for values that are not finite only. It speaks after five logged losses. With sampled recurrences the
+            losses are those of different counts: leave room for that.
         max_rollbacks: how often the run goes back instead of stopping.
 
     Raises:

@@ -58,7 +58,7 @@ class LoopedTransformer(nn.Module):
         logit_softcap: logits are capped as c·tanh(logits/c).
         rope_bf16: round the rotary tables to bfloat16, as checkpoints of the paper's public code expect.
         recompute: keep only the state between recurrences for the backward pass, and run each recurrence again there:
-            less memory for about a third more time. Same gradients.
+            less memory for about a third more time. Same gradients, unless a component draws random numbers.
 
     Raises:
         ValueError: sizes that make no model, or components that cannot train together.
