@@ -77,11 +77,12 @@ def _run(rank: int, port: int, folder: Path, data_dir: Path, cases: list[Case], 
             accumulate=1,
             trace=stop_at,
             trainer_options=PAIR,
+            keep=-1,
         )
         assert gone_on.trace is not None and gone_on.stopped is not None
         end = fit(
             folder / "pair-resumed", data_dir, ckpt_path=gone_on.stopped.checkpoint, accumulate=1,
-            trainer_options=PAIR,
+            trainer_options=PAIR, keep=-1,
         )  # fmt: skip
         assert end.trace is not None
         own, other = _gather({**gone_on.trace.samples, **end.trace.samples})

@@ -97,7 +97,7 @@ CASES = [
     fit("unknown key", "--model.sise=3", "Did you mean 'model.size'"),
     fit("unknown class", "--model.lanes=HyperLanes", "HyperConnectionLanes"),
     fit("unknown argument of a class", "--data.seq_length=3", "Did you mean 'seq_len'"),
-    fit("text for a number", "--model.size=big", "Got value: big"),
+    fit("text for a number", "--model.size=big", "Given value: big"),
     fit("run name is a path", "--run_name=../escape", "is a path"),
     fit("no GPU here", "--trainer.accelerator=gpu --trainer.devices=99", "accelerator auto|devices"),
     fit("unknown precision", "--trainer.precision=fp7", "precision"),

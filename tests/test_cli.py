@@ -64,7 +64,7 @@ def test_help_and_wrong_commands_answer_without_torch(args: list[str], status: i
         (["--model.lanes=HyperConnectionLanes", "--model.lanes.num_lane=3"], ["Did you mean 'num_lanes'"]),
         (["--data.seq_length=3"], ["Did you mean 'seq_len'", "batch_size"]),
         (["--data.tokenizer=datamodules.ByteTokeniser"], ["Did you mean 'datamodules.ByteTokenizer'"]),
-        (["--model.size=big"], ['"model.size"', "Got value: big"]),
+        (["--model.size=big"], ['"model.size"', "Given value: big"]),
     ],
 )
 def test_what_is_mistyped_is_answered_with_what_exists(

@@ -131,6 +131,7 @@ def test_every_parameter_of_a_shipped_config_gets_a_gradient(config: str) -> Non
     assert not [name for name, p in lm.named_parameters() if p.grad is None]
 
 
+@pytest.mark.slow
 def test_torchrun_alone_says_how_many_processes(run_cli: Any, in_folder: Path, tiny_data_dir: Path) -> None:
     """The README's command: the same run as one process's, in one folder, with every file written once."""
     ((*launcher, fit, flag, config),) = [words for words in commands() if words[0] == "torchrun"]

@@ -32,11 +32,16 @@ def only(folder: Path, pattern: str) -> Path:
     return path
 
 
+def newest(folder: Path, pattern: str) -> Path:
+    """Of the run's checkpoints or their records: their names sort by step."""
+    return max(folder.rglob(pattern), key=lambda path: path.name)
+
+
 def test_the_run_leaves_a_checkpoint_a_record_an_event_file_and_says_where(run: tuple[Path, str]) -> None:
     folder, out = run
     for pattern in ("*.ckpt", "*.run.json", "events.out.tfevents.*"):
-        assert only(folder, pattern).name in out
-    record = json.loads(only(folder, "*.run.json").read_text())
+        assert newest(folder, pattern).name in out
+    record = json.loads(newest(folder, "*.run.json").read_text())
     assert f"{record['val_loss']:.4f} nats/token" in out and "unigram entropy" in out
     assert record["status"] == "completed" and record["run_name"] == "r8_hc" and record["seed"] == 1
     assert record["config"]["model"]["num_recurrences"] == 8
@@ -50,7 +55,7 @@ def test_the_run_leaves_a_checkpoint_a_record_an_event_file_and_says_where(run: 
 def test_fitting_reads_the_run(run: tuple[Path, str]) -> None:
     folder, _ = run
     runs = load_runs(folder)
-    record = json.loads(only(folder, "*.run.json").read_text())
+    record = json.loads(newest(folder, "*.run.json").read_text())
     assert list(runs.r) == [8] and list(runs.val_loss) == [record["val_loss"]]
     assert (list(runs.n_once), list(runs.n_rec)) == ([record["n_once"]], [record["n_rec"]])
 
@@ -68,7 +73,7 @@ def test_the_event_file_holds_the_curves_and_the_hparams(run: tuple[Path, str]) 
     expected |= {f"loop/{kind}_{i}" for kind in ("change", "cosine", "mixing") for i in range(1, 8)}
     expected |= {f"{kind}_lanes" for kind in ("grad/norm", "update/norm", "update/relative")}
     assert expected <= tags
-    record = json.loads(only(folder, "*.run.json").read_text())
+    record = json.loads(newest(folder, "*.run.json").read_text())
     assert events.Scalars("final/val_loss")[-1].value == pytest.approx(record["val_loss"])
     assert [e.step for e in events.Scalars("val/loss")] == [2, 4]
     plugins = events.summary_metadata
@@ -78,7 +83,7 @@ def test_the_event_file_holds_the_curves_and_the_hparams(run: tuple[Path, str]) 
 def test_validate_reproduces_the_stored_loss_exactly(run: tuple[Path, str], run_cli: Any) -> None:
     """From the checkpoint alone: model and data come from the run it was trained in."""
     folder, _ = run
-    record = json.loads(only(folder, "*.run.json").read_text())
+    record = json.loads(newest(folder, "*.run.json").read_text())
     seen: list[float] = []
     original = LoopedLM._log_evaluation
 
@@ -88,9 +93,9 @@ def test_validate_reproduces_the_stored_loss_exactly(run: tuple[Path, str], run_
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LoopedLM, "_log_evaluation", spy)
-        status, out = run_cli("validate", "--ckpt_path", str(only(folder, "*.ckpt")))
+        status, out = run_cli("validate", "--ckpt_path", str(newest(folder, "*.ckpt")))
         assert status == 0, out
-        status, out = run_cli("test", "--ckpt_path", str(only(folder, "*.ckpt")))
+        status, out = run_cli("test", "--ckpt_path", str(newest(folder, "*.ckpt")))
         assert status == 0, out
     assert seen == [record["val_loss"], record["val_loss"]]
 
@@ -98,7 +103,7 @@ def test_validate_reproduces_the_stored_loss_exactly(run: tuple[Path, str], run_
 def test_the_checkpoint_alone_rebuilds_the_model(run: tuple[Path, str]) -> None:
     """F22, F19."""
     folder, _ = run
-    path = only(folder, "*.ckpt")
+    path = newest(folder, "*.ckpt")
     lm = LoopedLM.load_from_checkpoint(path, map_location="cpu", weights_only=True)
     assert lm.model.num_recurrences == 8 and lm.model.lanes.num_lanes == 2
     stored = torch.load(path, weights_only=True)["state_dict"]
@@ -108,13 +113,13 @@ def test_the_checkpoint_alone_rebuilds_the_model(run: tuple[Path, str]) -> None:
 
 def test_predict_writes_the_loss_of_every_token(run: tuple[Path, str], run_cli: Any) -> None:
     folder, _ = run
-    status, out = run_cli("predict", "--ckpt_path", str(only(folder, "*.ckpt")))
+    status, out = run_cli("predict", "--ckpt_path", str(newest(folder, "*.ckpt")))
     assert status == 0, out
     path = only(folder.parent, "predictions.jsonl")
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert str(path.relative_to(folder.parent.parent.parent)) in out
     assert len(rows) == 4 and len(rows[0]["token_losses"]) == 16
-    record = json.loads(only(folder, "*.run.json").read_text())
+    record = json.loads(newest(folder, "*.run.json").read_text())
     assert sum(row["loss"] for row in rows) / 4 == pytest.approx(record["val_loss"], rel=1e-6)
 
 
@@ -127,14 +132,14 @@ def test_a_resumed_run_ends_where_the_uninterrupted_one_does(
     assert status == 0, out
     status, out = run_cli("fit", *options, "--run_name=first", "--trainer.max_steps=2")
     assert status == 0, out
-    first = only(in_folder / "runs" / "first", "*.ckpt")
+    first = newest(in_folder / "runs" / "first", "*.ckpt")
     status, out = run_cli("fit", *options, "--run_name=second", "--ckpt_path", str(first))
     assert status == 0, out
 
     def final(name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         folder = in_folder / "runs" / name
-        weights = torch.load(only(folder, "*.ckpt"), weights_only=True)["state_dict"]
-        return weights, json.loads(only(folder, "*.run.json").read_text())
+        weights = torch.load(newest(folder, "*.ckpt"), weights_only=True)["state_dict"]
+        return weights, json.loads(newest(folder, "*.run.json").read_text())
 
     (whole, record), (resumed, resumed_record) = final("whole"), final("second")
     assert all(torch.equal(whole[k], resumed[k]) for k in whole)
@@ -162,4 +167,4 @@ def test_two_processes_equal_one(run_cli: Any, in_folder: Path, tiny_data_dir: P
     one, two = series("one"), series("two")
     for tag, values in one.items():
         assert values == pytest.approx(two[tag], rel=1e-5), tag
-    assert json.loads(only(in_folder / "runs" / "two", "*.run.json").read_text())["world_size"] == 2
+    assert json.loads(newest(in_folder / "runs" / "two", "*.run.json").read_text())["world_size"] == 2
