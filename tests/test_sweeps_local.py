@@ -76,6 +76,7 @@ def check(folder: Path, report: dict[str, Any], count: int) -> None:
         assert record.data_manifest_hash and record.run_name == path.name.removesuffix(".run.json")
 
 
+@pytest.mark.slow
 def test_a_killed_launcher_and_two_at_once(tmp_path: Path, tiny_data_dir: Path) -> None:
     file = tiny_sweep(tmp_path, tiny_data_dir, seeds=3, steps=40)
     report = drive(tmp_path, file, kills=0, seed=1)
