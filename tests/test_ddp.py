@@ -134,8 +134,11 @@ def test_every_parameter_of_a_shipped_config_gets_a_gradient(config: str) -> Non
 @pytest.mark.slow
 def test_torchrun_alone_says_how_many_processes(run_cli: Any, in_folder: Path, tiny_data_dir: Path) -> None:
     """The README's command: the same run as one process's, in one folder, with every file written once."""
-    ((*launcher, fit, flag, config),) = [words for words in commands() if words[0] == "torchrun"]
-    assert (fit, flag) == ("fit", "--config") and launcher[-2:] == ["-m", "looped_lm"]
+    ((*launcher, fit, flag, config, rows, four),) = [words for words in commands() if words[0] == "torchrun"]
+    assert (fit, flag, rows, four) == ("fit", "--config", "--data.batch_size", "4") and launcher[-2:] == [
+        "-m",
+        "looped_lm",
+    ]
     options = [fit, flag, config, *tiny_options(tiny_data_dir), "--model.batch_tokens=64"]
     status, out = run_cli(*options, "--run_name=one")
     assert status == 0, out
