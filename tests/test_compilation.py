@@ -67,9 +67,9 @@ def test_every_layer_runs_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [layer._compiled_call_impl is not None for layer in model.layers()] == [True] * 5
 
 
+@torch._dynamo.config.patch(optimize_ddp=True)
 def test_a_layer_is_one_piece_under_ddp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the size of DDP's buckets; all layers share it."""
-    monkeypatch.setattr(torch._dynamo.config, "optimize_ddp", True)
     monkeypatch.setattr("looped_lm.compilation.compiler_problem", lambda device: None)
     graphs: list[int] = []
 
