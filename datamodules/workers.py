@@ -80,10 +80,13 @@ def leave_signals_to_parent(worker_id: int = 0) -> None:
     """
     for signum in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
-    parent = os.getppid()
+    parent = multiprocessing.parent_process()
+    assert parent is not None and parent.pid is not None
     # Blocked in all threads, so that one of them can wait for it and see where it comes from.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    threading.Thread(target=_leave_when_asked_by, args=(parent,), daemon=True).start()
+    threading.Thread(target=_leave_when_asked_by, args=(parent.pid,), daemon=True).start()
+    # torch takes whoever the parent is when a worker starts for the one to outlive, which may be init by then.
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
 
 
 def _leave_when_asked_by(parent: int) -> None:

@@ -224,7 +224,8 @@ def fit(
     try:
         trainer.fit(lm, datamodule=data, ckpt_path=ckpt_path)
     except Preempted as stop:
-        stopped = stop
+        # Its traceback would keep the run's readers alive.
+        stopped = stop.with_traceback(None)
     monitor = next(c for c in trainer.callbacks if isinstance(c, callbacks.FlopsMonitor))
     return Outcome(
         trace.losses,

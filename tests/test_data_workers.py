@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from datamodules.errors import DataError
-from datamodules.workers import run_jobs
+from datamodules.workers import leave_signals_to_parent, run_jobs
 
 
 def describe(number):
@@ -70,3 +71,54 @@ def test_a_parent_that_is_killed_leaves_no_workers_behind(tmp_path):
     while any(Path("/proc", worker.name).exists() for worker in workers):
         assert time.monotonic() < deadline, "workers outlived their parent"
         time.sleep(0.05)
+
+
+def read_on(ready):
+    leave_signals_to_parent()
+    ready.send(True)
+    time.sleep(60)
+
+
+def test_a_reading_process_obeys_its_parent_alone():
+    """Ctrl-C and a scheduler's signals reach all processes, and the parent needs its readers for a step more."""
+    ours, theirs = multiprocessing.Pipe()
+    reader = multiprocessing.get_context("fork").Process(target=read_on, args=(theirs,))
+    reader.start()
+    ours.recv()
+    for name in ("INT", "USR1", "USR2", "TERM"):
+        subprocess.run(["/bin/kill", f"-{name}", str(reader.pid)], check=True)
+    reader.join(0.5)
+    assert reader.is_alive()
+    reader.terminate()
+    reader.join(10)
+    assert reader.exitcode == 0
+
+
+def test_a_reading_process_goes_with_a_parent_that_is_killed(tmp_path):
+    parent = multiprocessing.get_context("fork").Process(target=become_a_parent, args=(tmp_path / "pid",))
+    parent.start()
+    while not (tmp_path / "pid").exists():
+        time.sleep(0.02)
+    time.sleep(0.1)
+    reader = int((tmp_path / "pid").read_text())
+    parent.kill()
+    end = time.monotonic() + 10
+    while running(reader) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not running(reader)
+
+
+def become_a_parent(path):
+    ours, theirs = multiprocessing.Pipe()
+    reader = multiprocessing.get_context("fork").Process(target=read_on, args=(theirs,))
+    reader.start()
+    ours.recv()
+    path.write_text(str(reader.pid))
+    time.sleep(60)
+
+
+def running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
