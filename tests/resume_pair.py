@@ -47,6 +47,8 @@ def _run(rank: int, port: int, folder: Path, data_dir: Path, cases: list[Case], 
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "pair",
     }  # fmt: skip
     torch.set_num_threads(1)
+    # A spawned process spawns its readers as well, each of which imports all there is.
+    mp.set_start_method("fork", force=True)
     whole: dict[str, Outcome] = {}
     report: dict[str, Any] = {"cases": []}
     for stop, variant, workers, target in cases:
