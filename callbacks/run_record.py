@@ -20,6 +20,7 @@ from callbacks.guard import rollbacks
 from callbacks.preemption import Preemption
 from fitting.records import RECORD_SUFFIX, RunRecord
 from looped_lm import LoopedLM
+from looped_lm.description import describe
 from looped_lm.preemption import Preempted
 
 
@@ -88,7 +89,7 @@ class RunRecordWriter(L.Callback):
                 reason = f"after all {planned} steps, before the final validation"
             if why := next((c.reason for c in trainer.callbacks if isinstance(c, Preemption)), None):  # type: ignore[attr-defined]
                 reason = f"{why} {reason}" if reason else None
-        model, data = pl_module.model, trainer.datamodule  # type: ignore[attr-defined]
+        data = trainer.datamodule  # type: ignore[attr-defined]
         monitor = flops_monitor(trainer, needed_by="callbacks.RunRecordWriter")
         flops_per_token = pl_module.flops_per_token
         if pl_module.recurrences.varies and monitor.tokens:
@@ -105,26 +106,12 @@ class RunRecordWriter(L.Callback):
             stop_reason=reason,
             data_manifest_hash=getattr(data, "manifest_hash", None),
             tokenizer=getattr(data, "tokenizer_name", None),
-            vocab_size=model.vocab_size,
-            seq_len=pl_module.seq_len,
             unique_tokens=getattr(data, "unique_tokens", None),
-            d_model=model.d_model,
-            head_dim=model.head_dim,
-            n_heads=model.n_heads,
-            n_kv_heads=model.n_kv_heads,
-            prelude_layers=len(model.prelude),
-            recurrent_layers=len(model.block),
-            coda_layers=len(model.coda),
-            num_recurrences=model.num_recurrences,
-            components=pl_module.component_specs(),
-            parameters=pl_module.sections.as_dict(),
-            n_once=pl_module.sections.n_once,
-            n_rec=pl_module.sections.n_rec,
+            **describe(pl_module),
             steps=steps,
             steps_planned=planned,
             tokens=monitor.tokens,
             tokens_target=pl_module.plan.tokens,
-            batch_tokens=pl_module.batch_tokens,
             flops_per_token=flops_per_token,
             training_flops=monitor.flops,
             flops_convention="paper",

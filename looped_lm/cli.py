@@ -17,7 +17,7 @@ import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
-from looped_lm.checkpoints import load_checkpoint, newest_whole
+from looped_lm.checkpoints import load_checkpoint, look, newest_whole
 from looped_lm.config_files import BASE, run_name
 from looped_lm.continuing import AUTO, RunPlace
 from looped_lm.hints import hint, innermost
@@ -212,7 +212,7 @@ class LoopedCLI(LightningCLI):
         path = option(args, "--ckpt_path")
         if args[:1] == ["fit"] or path is None or not Path(path).is_file():
             return args
-        recorded = (load_checkpoint(path).get("run_record") or {}).get("config")
+        recorded = look(path).record.get("config")
         if not isinstance(recorded, dict) or not all(isinstance(recorded.get(k), dict) for k in SECTIONS):
             return args
         taken = {key: recorded[key] for key in ("run_name", "model", "data") if key in recorded}

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.slurm_cluster import Cluster, install, slurm_cluster
+
 os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
 # Threads cost more than they bring on the small matrices of a fit; numpy reads this when it is first imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -82,3 +84,13 @@ def tiny_data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = PrepareSettings(seq_len=16, val_fraction=0.2)
     prepare(TextFiles([str(folder)]), ByteTokenizer(), settings, out, progress=False)
     return out
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A real SLURM of one node."""
+    reason = install()
+    if reason:
+        pytest.skip(reason)
+    with slurm_cluster(tmp_path_factory.mktemp("slurm")) as running:
+        yield running

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,19 +11,10 @@ import torch
 
 import looped_lm
 from tests.cli_options import tiny_options
-from tests.slurm_cluster import Cluster, install, slurm_cluster
+from tests.slurm_cluster import Cluster
 
 pytestmark = pytest.mark.slow
 STEPS = 120
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    reason = install()
-    if reason:
-        pytest.skip(reason)
-    with slurm_cluster(tmp_path_factory.mktemp("slurm")) as running:
-        yield running
 
 
 def job(folder: Path, data_dir: Path, *options: str, launcher: str = "") -> Path:

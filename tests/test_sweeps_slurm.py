@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from looped_lm.commands.sweep import latest_record
 from looped_lm.sweeps import files, slurm
 from looped_lm.sweeps.expansion import expand
 from looped_lm.sweeps.place import Place, State
-from tests.slurm_cluster import Cluster, install, slurm_cluster
+from tests.slurm_cluster import Cluster
 
 ROOT = Path(__file__).parents[1]
 
@@ -112,15 +111,6 @@ def test_submitit_runs_a_sweep_in_processes_of_its_own(tmp_path: Path, tiny_data
             job.result()
     assert [place.status(run).state for run in runs] == [State.FINISHED] * 2
     assert [place.status(run).attempts for run in runs] == [1, 1]
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    reason = install()
-    if reason:
-        pytest.skip(reason)
-    with slurm_cluster(tmp_path_factory.mktemp("slurm")) as running:
-        yield running
 
 
 @pytest.mark.slow

@@ -119,8 +119,9 @@ def run_record(lm: LoopedLM, step: int, source: str) -> dict[str, Any]:
     """The record of a converted run: what it is and how long it trained. Its loss stands nowhere in the files."""
     import looped_lm
     from fitting.records import RunRecord
+    from looped_lm.description import describe
 
-    model, tokens = lm.model, step * lm.batch_tokens
+    tokens = step * lm.batch_tokens
     return RunRecord(
         schema_version=RunRecord.SCHEMA_VERSION,
         run_name=lm.provenance["run_name"],
@@ -131,26 +132,12 @@ def run_record(lm: LoopedLM, step: int, source: str) -> dict[str, Any]:
         stop_reason=f"converted from {source}, which holds no validation loss and no seed",
         data_manifest_hash=None,
         tokenizer=None,
-        vocab_size=model.vocab_size,
-        seq_len=model.seq_len,
         unique_tokens=None,
-        d_model=model.d_model,
-        head_dim=model.head_dim,
-        n_heads=model.n_heads,
-        n_kv_heads=model.n_kv_heads,
-        prelude_layers=len(model.prelude),
-        recurrent_layers=len(model.block),
-        coda_layers=len(model.coda),
-        num_recurrences=model.num_recurrences,
-        components=lm.component_specs(),
-        parameters=lm.sections.as_dict(),
-        n_once=lm.sections.n_once,
-        n_rec=lm.sections.n_rec,
+        **describe(lm),
         steps=step,
         steps_planned=step,
         tokens=tokens,
         tokens_target=float(tokens),
-        batch_tokens=lm.batch_tokens,
         flops_per_token=lm.flops_per_token,
         training_flops=tokens * lm.flops_per_token,
         flops_convention="paper",
