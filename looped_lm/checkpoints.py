@@ -37,20 +37,24 @@ def verify(path: str | Path) -> None:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
     except Exception as error:  # zipfile and zlib raise many types for a damaged archive
-        raise ValueError(
-            f"{path} cannot be read as a checkpoint: it is truncated, damaged, or something else ({error})."
-        ) from error
+        raise _unreadable(path, error) from error
     if damaged is not None:
         raise ValueError(f"{path} is damaged: the checksum of {damaged!r} in it does not match its content.")
+
+
+def _unreadable(path: str | Path, error: Exception) -> ValueError:
+    # torch's reasons are paragraphs about its own internals; the first sentence says what it met.
+    reason = str(error).split(". ")[0]
+    return ValueError(
+        f"{path} cannot be read as a checkpoint: it is truncated, damaged, or something else ({reason})."
+    )
 
 
 def _read(path: str | Path, mmap: bool = False) -> dict[str, Any]:
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:
-        raise ValueError(
-            f"{path} cannot be read as a checkpoint ({type(error).__name__}: {error})."
-        ) from error
+        raise _unreadable(path, error) from error
     needed = ("state_dict", "hyper_parameters", "global_step", "pytorch-lightning_version")
     missing = [k for k in needed if not isinstance(checkpoint, dict) or k not in checkpoint]
     if missing:
