@@ -212,7 +212,10 @@ class LoopedCLI(LightningCLI):
         path = option(args, "--ckpt_path")
         if args[:1] == ["fit"] or path is None or not Path(path).is_file():
             return args
-        recorded = look(path).record.get("config")
+        try:
+            recorded = look(path).record.get("config")
+        except ValueError:  # _check_whole tells, and names a whole one.
+            return args
         if not isinstance(recorded, dict) or not all(isinstance(recorded.get(k), dict) for k in SECTIONS):
             return args
         taken = {key: recorded[key] for key in ("run_name", "model", "data") if key in recorded}
