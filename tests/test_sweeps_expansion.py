@@ -96,12 +96,12 @@ def test_the_other_shipped_sweeps_are_the_papers() -> None:
     assert [(p.r, p.d_model, p.steps) for p in extrapolation] == [(1, 2176, 89_645), (4, 2176, 89_645)]
 
 
-def test_the_nano_sweeps_share_their_first_architecture_and_have_four_widths_per_budget() -> None:
+def test_the_nano_sweeps_share_their_first_architecture_and_have_three_widths_per_budget_or_more() -> None:
     grid, lanes = shipped("nano_iso_depth"), shipped("nano_hyperconnections")
-    assert (len(grid), len(lanes), len(shipped("nano_lr_sweep"))) == (48, 36, 24)
+    assert (len(grid), len(lanes), len(shipped("nano_lr_sweep"))) == (48, 36, 72)
     for runs, recurrences in ((grid, 4), (lanes, 3)):
         per_cell = Counter((run.axes["config"], run.axes[BUDGET]) for run in runs)
-        assert len(per_cell) == recurrences * 3 and set(per_cell.values()) == {4}
+        assert len(per_cell) == recurrences * 3 and set(per_cell.values()) == {3, 4, 5}
         budgets = {budget for _, budget in per_cell}
         assert max(budgets) >= 10 * min(budgets)
     borrowed = shared_runs(files.load(files.find("nano_hyperconnections.yaml")))
