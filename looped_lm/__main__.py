@@ -115,6 +115,12 @@ def cli(args: list[str]) -> int:
             raise
         print("error: stopped by SIGTERM; resume from the last checkpoint with --ckpt_path.", file=sys.stderr)
         return 128 + signal.SIGTERM
+    except BrokenPipeError:
+        # The reader (head, less) has left. What Python flushes at its end must not fail once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if args[0] in LIGHTNING:
+            print("error: standard output was closed, which ended the run.", file=sys.stderr)
+        return 128 + signal.SIGPIPE
     except Exception as error:
         # Whatever else is raised is a fault in code, ours or a component's, and keeps its traceback.
         users = (ValueError, OSError, FloatingPointError, ImportError)

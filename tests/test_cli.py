@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 import looped_lm
-from looped_lm.__main__ import COMMANDS, refuse_shadowing
+from looped_lm.__main__ import COMMANDS, cli, refuse_shadowing
 from looped_lm.config_files import BASE, resolve_arguments, resolve_config, run_name
 from looped_lm.hints import innermost
 from tests.cli_options import tiny_options
@@ -182,6 +183,15 @@ def test_sigterm_is_no_success(run_cli: Any, monkeypatch: pytest.MonkeyPatch) ->
 
 
 # ---- configuration files -------------------------------------------------------------------------------------------
+
+
+def test_a_reader_that_leaves_early_is_told_nothing(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w", buffering=1) as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert cli(["sweep", "plan", "injection_ablation.yaml"]) == 128 + signal.SIGPIPE
+    assert capfd.readouterr().err == ""
 
 
 def test_a_bare_name_is_taken_from_the_working_folder_first(in_folder: Path) -> None:
