@@ -7,12 +7,12 @@ PACKAGES = looped_lm callbacks datamodules fitting
 check: lint types test
 
 format:
-	$(PYTHON) -m ruff format $(PACKAGES) tests
-	$(PYTHON) -m ruff check --fix $(PACKAGES) tests
+	$(PYTHON) -m ruff format $(PACKAGES) examples tests
+	$(PYTHON) -m ruff check --fix $(PACKAGES) examples tests
 
 lint:
-	$(PYTHON) -m ruff format --check $(PACKAGES) tests
-	$(PYTHON) -m ruff check $(PACKAGES) tests
+	$(PYTHON) -m ruff format --check $(PACKAGES) examples tests
+	$(PYTHON) -m ruff check $(PACKAGES) examples tests
 
 types:
 	$(PYTHON) -m mypy

@@ -28,6 +28,9 @@ class RunRecordWriter(L.Callback):
     """Stores a `fitting.records.RunRecord` inside every checkpoint and as JSON beside it.
 
     A run that raises is recorded, too, as `diverged` or `stopped`, beside its checkpoints.
+
+    Raises:
+        ValueError: when training starts without `FlopsMonitor`, or without validation.
     """
 
     def __init__(self) -> None:

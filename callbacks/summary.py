@@ -12,7 +12,11 @@ from callbacks.run_record import run_record
 
 
 class RunSummary(L.Callback):
-    """Prints validation loss, tokens, FLOPs and the paths of checkpoint, run record and event file."""
+    """Prints validation loss, tokens, FLOPs and the paths of checkpoint, run record and event file.
+
+    Raises:
+        ValueError: at the end of training, without `RunRecordWriter`.
+    """
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         log_dir = trainer.log_dir  # a collective: every rank asks

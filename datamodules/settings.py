@@ -53,9 +53,11 @@ class PrepareSettings:
 
     @property
     def row_length(self) -> int:
+        """T + 1 tokens, inputs and targets of one row together."""
         return self.seq_len + 1
 
     def as_dict(self) -> dict[str, Any]:
+        """Every setting by its name, in plain JSON types."""
         return asdict(self)
 
 

@@ -27,14 +27,18 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Settings:
-    """How an analysis is computed."""
+    """How an analysis is computed: `starts` of every fit, the `seed` of starts and resamples, threads (`workers`, None:
+    all cores; results do not depend on them).
+    """
 
     starts: int = 500
     seed: int = 0
     resamples: int = 200
     """Bootstrap resamples; 0 leaves intervals, profile and rival laws out."""
     rivals: bool = True
+    """Whether other forms of the law are fitted and compared."""
     all_splits: bool = False
+    """Whether phi is given under every split that is defined for the runs."""
     workers: int | None = None
 
 

@@ -33,7 +33,8 @@ def fit(
     seed: int = 0,
     workers: int | None = None,
 ) -> FitResult:
-    """Fit `law` (the joint law with phi free by default) to the runs; spec section 7.
+    """Fit `law` (the joint law with phi free by default) to the runs: least sum of Huber losses of log L over many
+    starts, as in arXiv 2604.21106.
 
     The result is the same for any number of `workers` (threads). Raises `FitError` when the runs cannot
     identify the law: too few, one budget only, a single r, several architectures mixed at one r.
@@ -106,7 +107,7 @@ def fit_inputs(
 def fit_architectures(
     runs: Runs, *, starts: int = DEFAULT_STARTS, seed: int = 0, workers: int | None = None
 ) -> dict[float, FitResult]:
-    """A Chinchilla fit for every r, as in the paper's table."""
+    """A Chinchilla fit for every r, as in the paper's table. Raises `FitError` as `fit` does."""
     return {
         float(r): fit(runs.take(runs.r == r), ChinchillaLaw(), starts=starts, seed=seed, workers=workers)
         for r in runs.recurrences

@@ -46,8 +46,8 @@ def load_runs(*paths: str | os.PathLike[str], with_loss: bool = True) -> Runs:
 
     A CSV needs the columns r, size (or s, d = 64·size) or d_model, flops_budget (may be empty),
     flops_per_token, tokens, val_loss; n_once, n_rec, n_injection, injection, bptt, seed, flops_convention
-    are optional columns (defaults: the 20-layer layouts of spec section 1 with linear injection and full
-    gradients, convention paper). A column that is there must be filled in every row.
+    are optional columns (defaults: the paper's 20-layer layouts with linear injection and full gradients,
+    convention paper). A column that is there must be filled in every row.
 
     `with_loss=False` also takes designs that were not trained yet: CSV files without val_loss (NaN then).
 
@@ -328,8 +328,7 @@ def _counts(
     d: float,
     injection: str,
 ) -> dict[str, float]:
-    """Parameter counts of a row: as given, else of the 20-layer layouts, r=1 split as 2-16-2 (spec section
-    3).
+    """Parameter counts of a row: as given, else of the 20-layer layouts, r=1 split as 2-16-2.
 
     Layer numbers are those of the layout where the counts agree with it, else unknown (NaN).
     """

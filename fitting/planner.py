@@ -33,7 +33,10 @@ _Z = 1.959964
 
 @dataclass(frozen=True)
 class Noise:
-    """Standard deviations of log-loss: of a run, and of the offset that a cell's runs share."""
+    """Standard deviations of log-loss: of a run, and of the offset that a cell's runs share.
+
+    Raises `FitError` unless `run` is positive and `cell` not negative.
+    """
 
     run: float
     cell: float = 0.0

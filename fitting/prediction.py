@@ -96,6 +96,7 @@ def forecast(
     `inference_cap`.
 
     Intervals add the spread of the bootstrap, widened by sqrt(G/(G-p)), to the scatter of runs and cells.
+    Raises `FitError` for a budget that is no positive number.
     """
     if not (np.isfinite(budget) and budget > 0):
         raise FitError(f"A budget of {budget} FLOPs is none. Give a positive number")

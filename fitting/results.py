@@ -27,7 +27,9 @@ class Status(Enum):
 
 @dataclass(frozen=True)
 class Interval:
-    """A 95% interval of one parameter, with how it was made and what it assumes."""
+    """A 95% interval of one parameter from `low` to `high`, with how it was made (`method`, `resamples`, `seed`) and
+    what it `assumes`. `at_or_below_zero` and `at_or_above_one` count resamples; None where it was made without any.
+    """
 
     method: str
     low: float

@@ -69,7 +69,7 @@ class SingleLane(Lanes):
 
 
 class HyperConnectionLanes(Lanes):
-    """K parallel states (B,T,K,d), read and mixed by scalars of their own for every recurrence.
+    """K parallel states l_k (B,T,d), read and mixed by scalars of their own for every recurrence.
 
     u = sum_k alpha_i[k] l_k; l <- M_i l + beta_i ⊗ y; the coda reads sum_k l_k. Init: alpha_i = one-hot(i mod K),
     M_i = I, beta_i = 1. Parameters: r (K² + 2K). The state is (K,B,T,d): lanes lead, so mixing is one matrix product.
@@ -78,6 +78,11 @@ class HyperConnectionLanes(Lanes):
     twice. In four small runs (r = 4 and 8, K = 2 and 3) this lost 0.04 to 0.07 nats at 2r, where repeating the last
     recurrence's scalars, or those of the last K in turn, lost 0.2 and more. The rule was chosen on these runs; at r + 1
     the last K in turn lost less in three of them.
+
+    Args:
+        d_model: width d.
+        num_recurrences: recurrences r.
+        num_lanes: lanes K.
 
     Raises:
         ValueError: fewer than two lanes.

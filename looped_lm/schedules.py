@@ -79,6 +79,9 @@ class FlopsBudget(Horizon):
 
     Args:
         flops: training FLOPs in the convention `paper`.
+
+    Raises:
+        ValueError: no positive finite number, or (from `plan`) a budget below one step.
     """
 
     def __init__(self, flops: float) -> None:
@@ -99,7 +102,14 @@ class FlopsBudget(Horizon):
 
 
 class TokenBudget(Horizon):
-    """Train on a number of tokens D, S = floor(D / batch_tokens)."""
+    """Train on a number of tokens D, S = floor(D / batch_tokens).
+
+    Args:
+        tokens: D, over all devices.
+
+    Raises:
+        ValueError: no positive finite number, or (from `plan`) less than one step.
+    """
 
     def __init__(self, tokens: float) -> None:
         self.tokens = _positive("tokens", tokens)
@@ -113,6 +123,12 @@ class TokensPerParameter(Horizon):
     """Train on D = ratio·(N_once + r·N_rec) tokens, S = floor(D / batch_tokens).
 
     Literally so for lanes, too, whose r(K²+2K) scalars stand in N_rec.
+
+    Args:
+        ratio: tokens per parameter, those of the loop counted r times, without embedding and head.
+
+    Raises:
+        ValueError: no positive finite number, or (from `plan`) less than one step.
     """
 
     def __init__(self, ratio: float) -> None:
@@ -127,7 +143,14 @@ class TokensPerParameter(Horizon):
 
 
 class Steps(Horizon):
-    """Train for a number of optimizer steps S, D = S·batch_tokens."""
+    """Train for a number of optimizer steps S, D = S·batch_tokens.
+
+    Args:
+        steps: S.
+
+    Raises:
+        ValueError: less than one.
+    """
 
     def __init__(self, steps: int) -> None:
         if steps < 1:
@@ -153,6 +176,9 @@ class HyperP(Component):
         width_exponent: exponent of the width factor.
         batch_exponent: exponent of the batch factor.
         data_exponent: exponent of the data factor.
+
+    Raises:
+        ValueError: a base rate that is negative or not finite.
     """
 
     REFERENCE_WIDTH = 640
@@ -179,7 +205,17 @@ class HyperP(Component):
     def learning_rates(
         self, d_model: int, batch_tokens: int, tokens: float, reference_tokens: float
     ) -> dict[str, float]:
-        """Learning rate of every role for a run of width d, batch and target tokens D."""
+        """Learning rate of every role.
+
+        Args:
+            d_model: width d.
+            batch_tokens: tokens of one optimizer step.
+            tokens: target tokens D.
+            reference_tokens: D_ref.
+
+        Raises:
+            ValueError: exponents that make a rate zero or infinite.
+        """
         try:
             width = (d_model / self.REFERENCE_WIDTH) ** self.width_exponent
             batch = (batch_tokens / self.REFERENCE_BATCH_TOKENS) ** self.batch_exponent
