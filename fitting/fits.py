@@ -145,13 +145,17 @@ def refuse_unidentified(law: Law, runs: Runs) -> None:
 def refuse_mixed(runs: Runs) -> None:
     """Raise `FitError` when one r holds runs of several architectures: one law cannot mean both."""
     for r in runs.recurrences:
-        labels = np.unique(runs.architecture[runs.r == r].astype(str))
+        chosen = runs.r == r
+        labels = np.unique(runs.architecture[chosen].astype(str))
         if len(labels) > 1:
+            injections = np.unique(runs.injection[chosen].astype(str))
+            name, values = "injection", injections
+            if len(injections) == 1:
+                name, values = "bptt", np.unique(runs.bptt[chosen].astype(str))
             raise FitError(
-                f"The runs with r={r:g} are of several architectures ({'; '.join(labels)}), one law "
-                "cannot mean "
-                "both. Choose with --where (e.g. --where injection=linear), or compare them as a case "
-                "study"
+                f"The runs with r={r:g} are of several architectures ({'; '.join(labels)}), one law cannot mean "
+                f"both. Leave some out, as with --where '{name}!={values[-1]}' (!= keeps the runs of "
+                "r=1, which have neither injection nor truncation), or compare them as a case study"
             )
 
 
