@@ -9,6 +9,7 @@ import lightning as L
 import torch
 from lightning.fabric.utilities.throughput import get_available_flops
 
+from callbacks.layout import Charts
 from callbacks.scalars import write_scalars
 from looped_lm import LoopedLM
 
@@ -30,8 +31,19 @@ class FlopsMonitor(L.Callback):
         self.tokens = 0
         self.flops = 0.0
         self._mark = (0.0, 0, 0.0)
+        self._validated = False
         self._started = 0.0
         self._seconds_before = 0.0
+
+    def charts(self, trainer: L.Trainer, pl_module: LoopedLM) -> Charts:
+        """What is written, for `TensorBoardLayout`."""
+        speed = {
+            "tokens per second": ["speed/tokens_per_second"],
+            "FLOPs per second": ["speed/flops_per_second"],
+        }
+        if self.peak_flops:
+            speed["MFU"] = ["speed/mfu"]
+        return {"speed": speed, "cost": {"tokens": ["cost/tokens"], "training FLOPs": ["cost/flops"]}}
 
     def state_dict(self) -> dict[str, Any]:
         return {"tokens": self.tokens, "flops": self.flops, "seconds": self.wall_seconds}
@@ -62,7 +74,15 @@ class FlopsMonitor(L.Callback):
             )
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._restart_clock()
+        self._validated = True
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if self._validated:
+            # Now and not at the validation's end, where other callbacks save, draw and write texts.
+            self._validated = False
+            self._restart_clock()
 
     def _restart_clock(self) -> None:
         self._mark = (time.perf_counter(), self.tokens, self.flops)

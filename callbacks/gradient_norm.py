@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from callbacks.layout import Charts
 from callbacks.norms import norm, parameters_by_role
 from callbacks.scalars import write_scalars
 from looped_lm import LoopedLM
@@ -23,6 +24,10 @@ class GradientNorm(L.Callback):
 
     def __init__(self) -> None:
         self._norms: dict[str, Tensor] = {}
+
+    def charts(self, trainer: L.Trainer, pl_module: LoopedLM) -> Charts:
+        """What is written, for `TensorBoardLayout`."""
+        return {"optimizer": {"gradient norms": ["grad/norm(_.+)?"]}}
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: LoopedLM, optimizer: Optimizer) -> None:
         self._norms = {}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import lightning as L
 
 from callbacks.run_record import run_record
+from looped_lm import LoopedLM
 
 
 class HParams(L.Callback):
     """At the end of training, hands every logger the run's settings together with its final validation loss."""
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_end(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
         record = run_record(trainer, needed_by="callbacks.HParams")
         if record.val_loss is None or not trainer.is_global_zero:
             return
@@ -24,6 +25,9 @@ class HParams(L.Callback):
             "batch_tokens": record.batch_tokens,
             "n_once": record.n_once,
             "n_rec": record.n_rec,
+            "flops_per_token": record.flops_per_token,
+            "steps_planned": record.steps_planned,
+            **{f"lr/{role}": rate for role, rate in pl_module.learning_rates().items()},
         }
         results = {
             "final/val_loss": record.val_loss,

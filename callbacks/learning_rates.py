@@ -6,6 +6,7 @@ from typing import Any
 
 import lightning as L
 
+from callbacks.layout import Charts
 from callbacks.scalars import write_scalars
 from looped_lm import LoopedLM
 
@@ -15,6 +16,10 @@ class LearningRates(L.Callback):
 
     def __init__(self) -> None:
         self._rates: dict[str, float] = {}
+
+    def charts(self, trainer: L.Trainer, pl_module: LoopedLM) -> Charts:
+        """What is written, for `TensorBoardLayout`."""
+        return {"optimizer": {"learning rates": ["lr/.+"]}}
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: LoopedLM, optimizer: Any) -> None:
         self._rates = {}

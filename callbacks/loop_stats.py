@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from callbacks.layout import Charts
 from callbacks.scalars import write_scalars
 from looped_lm import LoopedLM
 
@@ -41,6 +42,15 @@ class LoopStats(L.Callback):
         self.rows = rows
         self._values: dict[str, Tensor] = {}
         self._previous: tuple[Tensor, Tensor] | None = None
+
+    def charts(self, trainer: L.Trainer, pl_module: LoopedLM) -> Charts:
+        """What is written, for `TensorBoardLayout`."""
+        charts = {"state norm": "state_norm"}
+        if max(pl_module.drawn) > 1:
+            charts |= {"relative change of the state": "change", "cosine to the state before": "cosine"}
+        if pl_module.model.lanes.mixing_matrices() is not None:
+            charts["largest singular value of the mixing"] = "mixing"
+        return {"recurrences": {title: [rf"loop/{name}_\d+"] for title, name in charts.items()}}
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: LoopedLM, batch: Any, batch_idx: int

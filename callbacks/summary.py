@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import lightning as L
+from lightning.pytorch.loggers import CSVLogger
 
 from callbacks.checkpoint_io import record_path
 from callbacks.run_record import run_record
@@ -49,5 +50,8 @@ class RunSummary(L.Callback):
             lines.append(("run record", str(record_path(checkpoint))))
         for events in sorted(Path(log_dir or ".").glob("events.out.tfevents.*")):
             lines.append(("event file", str(events)))
+        for logger in trainer.loggers:
+            if isinstance(logger, CSVLogger):
+                lines.append(("logged rows", logger.experiment.metrics_file_path))
         width = max(len(name) for name, _ in lines)
         print("\n" + "\n".join(f"{name:<{width}}  {value}" for name, value in lines))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from callbacks.layout import Charts
 from callbacks.norms import norm, parameters_by_role
 from callbacks.scalars import write_scalars
 from looped_lm import LoopedLM
@@ -24,6 +25,11 @@ class UpdateNorms(L.Callback):
 
     def __init__(self) -> None:
         self._before: dict[str, tuple[list[Tensor], list[Tensor]]] = {}
+
+    def charts(self, trainer: L.Trainer, pl_module: LoopedLM) -> Charts:
+        """What is written, for `TensorBoardLayout`."""
+        charts = {"update norms": ["update/norm_.+"], "relative update norms": ["update/relative_.+"]}
+        return {"optimizer": charts}
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: LoopedLM, optimizer: Optimizer) -> None:
         self._before = {}

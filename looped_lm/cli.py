@@ -16,6 +16,7 @@ import lightning as L
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from looped_lm.checkpoints import load_checkpoint, look, newest_whole
 from looped_lm.config_files import BASE, run_name
@@ -30,11 +31,14 @@ SECTIONS = ("model", "data", "trainer")
 class RunConfig(SaveConfigCallback):
     """Saves the resolved configuration into the run's folder; without a logger a run has none.
 
-    Each part of a run that was resumed has a file of its own.
+    Each part of a run that was resumed has a file of its own. Loggers of a service (W&B and others) have a folder for
+    all runs, in which nothing of one run may lie: there only a fit, which has a folder of its own, saves a file.
     """
 
     #: Checkpoint that the run goes on from.
     resumes: str | None = None
+    #: Of the run in `fit`, on the process that writes.
+    folder: Path | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         # Every process looked for the checkpoint itself.
@@ -46,11 +50,17 @@ class RunConfig(SaveConfigCallback):
             )
         if not trainer.loggers:
             return
+        files = isinstance(trainer.loggers[0], TensorBoardLogger | CSVLogger)
+        folder = Path(str(trainer.log_dir)) if files else self.folder
         name, parts = Path(self.config_filename), 0
-        while self.resumes and (Path(str(trainer.log_dir)) / self.config_filename).exists():
+        while self.resumes and folder is not None and (folder / self.config_filename).exists():
             parts += 1
             self.config_filename = f"{name.stem}_resumed_{parts}{name.suffix}"
-        super().setup(trainer, pl_module, stage)
+        if files:
+            super().setup(trainer, pl_module, stage)
+        elif folder is not None and trainer.is_global_zero and not self.already_saved:
+            self.parser.save(self.config, folder / self.config_filename, skip_none=False)
+            self.already_saved = True
 
 
 class Parser(LightningArgumentParser):
@@ -194,10 +204,10 @@ class LoopedCLI(LightningCLI):
                 )
                 raise SystemExit(0)
             config.ckpt_path = str(run.place.checkpoint.path)
+        run.hold(self.holding)
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, RunConfig):
-                callback.resumes = config.ckpt_path
-        run.hold(self.holding)
+                callback.resumes, callback.folder = config.ckpt_path, run.folder
 
     # ---- Checkpoints ----------------------------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ class RunPlace:
 
     Args:
         trainer: its loggers and checkpoint callbacks get the run's folder.
-        run_name: names the folder where no logger that writes files does.
+        run_name: names the folder where no logger that writes files does, in the loggers' `save_dir` if one has that.
         resume: None, "auto" (the newest whole checkpoint of the run, or a fresh start), or a run's folder.
         ckpt_path: a checkpoint to go on from.
 
@@ -63,7 +63,9 @@ class RunPlace:
         self._free = [c for c in saves if c.dirpath is None]
         # Two callbacks may share one.
         self._fixed = list(dict.fromkeys(Path(c.dirpath).resolve() for c in saves if c.dirpath is not None))
-        root = self._loggers[0].root_dir if self._loggers else str(Path(trainer.default_root_dir) / run_name)
+        # Loggers of a service (W&B and others) have a folder for all runs, if any.
+        shared = next((x.save_dir for x in trainer.loggers if x.save_dir), trainer.default_root_dir)
+        root = self._loggers[0].root_dir if self._loggers else str(Path(shared) / run_name)
         #: Folders behind URLs are left to Lightning: an object store has neither locks nor half-written files.
         self.local = "://" not in root
         self._root = Path(root)
@@ -74,6 +76,8 @@ class RunPlace:
         if resume and not self.local:
             raise ValueError(f"--resume looks into local folders, and {root} is none: give --ckpt_path URL.")
         self.place = self._find(resume, ckpt_path) if self.local else Place(None, None, {})
+        #: Of the run, on the process that writes; others may not know a new one's.
+        self.folder = self.place.folder
 
     def _find(self, resume: str | None, ckpt_path: str | None) -> Place:
         if resume == AUTO:
@@ -122,7 +126,7 @@ class RunPlace:
         there."""
         if not self.local:
             return
-        folder = self.place.folder
+        folder = self.folder
         if self._trainer.is_global_zero:
             for fixed in self._fixed:
                 self._take_fixed(fixed, stack)
@@ -131,6 +135,7 @@ class RunPlace:
             for checkpoints in (folder / run_folder.CHECKPOINTS, *self._fixed):
                 run_folder.clean(checkpoints)
             run_folder.set_aside(self.place.damaged)
+            self.folder = folder
         if folder is not None:
             for logger in self._loggers:
                 logger._version = folder.name

@@ -43,6 +43,11 @@ class Lanes(PerRecurrence, Component, nn.Module, ABC):
         """Matrices M_i (r,K,K) that mix the lanes in each recurrence; None where lanes are not mixed. For telemetry."""
         return None
 
+    def recurrence_weights(self) -> dict[str, Tensor]:
+        """What single recurrences do to the lanes, by name: (r,K,K), (r,K) or (r,). Drawn by `callbacks.LaneMaps`."""
+        mixing = self.mixing_matrices()
+        return {} if mixing is None else {"mixing": mixing}
+
     def flops_per_token(self) -> int:
         """Forward FLOPs per token of one recurrence."""
         return 0
@@ -144,6 +149,14 @@ class HyperConnectionLanes(Lanes):
 
     def mixing_matrices(self) -> Tensor:
         return torch.stack([self.mixing_matrix(i) for i in range(self.num_recurrences)])
+
+    def recurrence_weights(self) -> dict[str, Tensor]:
+        every = range(self.num_recurrences)
+        return {
+            **super().recurrence_weights(),
+            "alpha": torch.stack([self.read_weights(i) for i in every]),
+            "beta": torch.stack([self.write_weights(i) for i in every]),
+        }
 
     def flops_per_token(self) -> int:
         return 2 * (self.num_lanes**2 + 2 * self.num_lanes) * self.d_model

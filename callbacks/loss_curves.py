@@ -1,0 +1,116 @@
+"""Losses against tokens and FLOPs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from callbacks.flops import flops_monitor
+from callbacks.layout import Charts
+from callbacks.scalars import write_scalars
+from looped_lm import LoopedLM
+
+#: FLOPs in one unit of the axis of TensorBoard's `by_gflops/`: counts of FLOPs themselves do not fit into its 64 bits.
+AXIS_FLOPS = 1e9
+#: Points of a curve that a checkpoint keeps: TensorBoard draws this many.
+KEPT_POINTS = 1000
+
+Point = tuple[float, float, float]
+
+
+class LossCurves(L.Callback):
+    """Writes training and validation loss against what they cost: tokens, and training FLOPs (convention `paper`).
+
+    TensorBoard has one x axis, the step. There `by_tokens/train_loss` and `by_tokens/val_loss` have tokens in the place
+    of steps, and `by_gflops/train_loss` and `by_gflops/val_loss` units of 1e9 FLOPs, rounded. Loggers that keep rows
+    (CSV, W&B and others) get `by_cost/train_loss` or `by_cost/val_loss` under the step as usual, in one row with
+    `by_cost/tokens` and `by_cost/flops`, any of which can be an axis.
+
+    A resumed run writes its curves anew from the checkpoint: readers of TensorBoard's files drop what lies beyond the
+    step of the resume, and tokens do.
+
+    It belongs after `FlopsMonitor` in the list of callbacks, which does the counting.
+
+    Raises:
+        ValueError: there is no FlopsMonitor before it.
+    """
+
+    def __init__(self) -> None:
+        self._points: dict[str, list[Point]] = {"train": [], "val": []}
+        self._due = self._resumed = False
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        order: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        self._monitor = flops_monitor(trainer, needed_by="callbacks.LossCurves")
+        if order.index(self._monitor) > order.index(self):
+            raise ValueError(
+                "callbacks.LossCurves stands before callbacks.FlopsMonitor in trainer.callbacks and would see the "
+                "tokens of the micro-batch before: put it after."
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: torch.tensor(points, dtype=torch.float64) for name, points in self._points.items()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._points = {name: [tuple(p) for p in state_dict[name].tolist()] for name in self._points}
+        self._resumed = True
+
+    def charts(self, trainer: L.Trainer, pl_module: LoopedLM) -> Charts:
+        """What is written, for `TensorBoardLayout`."""
+        curves = {f"loss by {unit}": f"by_{unit.lower()}/(train|val)_loss" for unit in ("tokens", "GFLOPs")}
+        return {"loss": {title: [tags] for title, tags in curves.items()}}
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
+        if not self._resumed:
+            self._points = {"train": [], "val": []}
+        elif trainer.is_global_zero:
+            for logger in trainer.loggers:
+                if isinstance(logger, TensorBoardLogger):
+                    for name, points in self._points.items():
+                        for point in points:
+                            _draw(logger, name, point)
+        self._resumed = False
+
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: LoopedLM, optimizer: Any) -> None:
+        # Asked before the step, as the module does that logs the loss: a stop that is decided later logs none.
+        self._due = pl_module.logs_step(trainer.global_step + 1)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: LoopedLM, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        due, self._due = self._due, False
+        if due and trainer.loggers and "train/loss" in trainer.callback_metrics:
+            self._write(trainer, "train", float(trainer.callback_metrics["train/loss"]))
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
+        if trainer.state.fn == "fit" and not trainer.sanity_checking and trainer.loggers:
+            assert pl_module.evaluated is not None
+            self._write(trainer, "val", pl_module.evaluated[0])
+
+    def _write(self, trainer: L.Trainer, name: str, loss: float) -> None:
+        tokens, flops = self._monitor.tokens, self._monitor.flops
+        points = self._points[name]
+        # Where a run went back, what it had counted beyond is counted again.
+        while points and points[-1][0] >= tokens:
+            points.pop()
+        points.append((tokens, flops, loss))
+        if len(points) > KEPT_POINTS:
+            del points[1::2]
+        if not trainer.is_global_zero:
+            return
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                _draw(logger, name, (tokens, flops, loss))
+        row = {f"by_cost/{name}_loss": loss, "by_cost/tokens": float(tokens), "by_cost/flops": flops}
+        write_scalars(trainer, row, to=[x for x in trainer.loggers if not isinstance(x, TensorBoardLogger)])
+
+
+def _draw(logger: TensorBoardLogger, name: str, point: Point) -> None:
+    tokens, flops, loss = point
+    logger.log_metrics({f"by_tokens/{name}_loss": loss}, step=round(tokens))
+    logger.log_metrics({f"by_gflops/{name}_loss": loss}, step=round(flops / AXIS_FLOPS))

@@ -1,0 +1,132 @@
+"""Text that the model writes, at validations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import lightning as L
+
+from callbacks.media import takes_texts, write_texts
+from callbacks.random_state import collect, restore
+from looped_lm import LoopedLM
+from looped_lm.generation import CachedDecoder, Generated, Sampling, stream
+from looped_lm.model_files import TextTokenizer
+from looped_lm.trainer_settings import say
+
+
+class Samples(L.Callback):
+    """Writes continuations of the same prompts at validations, `samples/<i>`, to loggers that take texts.
+
+    Prompts are the beginnings of the first validation rows, or texts of your own. The tokenizer is what the data
+    module's method `load_tokenizer()` returns (`looped_lm.model_files.TextTokenizer`: `encode`, `decode`, `bos_id`,
+    `vocab_size`); where there is none, there are no samples, and the run says so once.
+
+    Training draws the same random numbers with and without samples. Rank zero writes them while the others wait.
+
+    Args:
+        prompts: texts to continue; None: beginnings of validation rows.
+        rows: validation rows to continue.
+        prompt_tokens: tokens of a validation row's beginning, at most half a row.
+        new_tokens: tokens of a continuation, as far as prompt and continuation fit into a row. It ends earlier where
+            the model begins a new document.
+        temperature: 0 takes the most likely token.
+        top_p: sample among the fewest tokens that hold this much probability together; None: all.
+        seed: of the draws, the same at every validation.
+        every: validations from one to the next that writes samples; the one after the last step always does.
+
+    Raises:
+        ValueError: a number out of range.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[str] | None = None,
+        rows: int = 3,
+        prompt_tokens: int = 32,
+        new_tokens: int = 48,
+        temperature: float = 0.8,
+        top_p: float | None = 0.95,
+        seed: int = 0,
+        every: int = 1,
+    ) -> None:
+        numbers = {"rows": rows, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "every": every}
+        for name, value in numbers.items():
+            if value < 1:
+                raise ValueError(f"{name} of callbacks.Samples is {value}; it must be at least 1.")
+        self.prompts, self.rows, self.every = None if prompts is None else list(prompts), rows, every
+        self.prompt_tokens, self.new_tokens = prompt_tokens, new_tokens
+        # Without a temperature there is nothing for top_p to choose from.
+        self.sampling = Sampling(temperature, top_p=top_p if temperature else None, seed=seed)
+        self._validations = 0
+        self._beginnings: list[list[int]] = []
+        self._tokenizer: TextTokenizer | None = None
+        self._looked = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"validations": self._validations}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._validations = state_dict["validations"]
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._tokenizer, self._looked, self._beginnings = None, False, []
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
+        if trainer.global_step == 0:
+            self._validations = 0
+
+    def on_validation_batch_end(
+        self, trainer: L.Trainer, pl_module: LoopedLM, outputs: Any, batch: Any, batch_idx: int, *_: Any
+    ) -> None:
+        if not self._beginnings and self.prompts is None and batch_idx == 0:
+            length = min(self.prompt_tokens, max(1, pl_module.seq_len // 2))
+            self._beginnings = batch[0][: self.rows, :length].tolist()
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
+        if trainer.state.fn != "fit" or trainer.sanity_checking:
+            return
+        self._validations += 1
+        last = 0 < trainer.max_steps <= trainer.global_step
+        wanted = trainer.is_global_zero and any(map(takes_texts, trainer.loggers))
+        if wanted and (last or self._validations % self.every == 0) and (tokenizer := self._load(trainer)):
+            # The decoder draws from generators of its own; a component of the user's may draw from the global ones.
+            device = trainer.strategy.root_device
+            before = collect(device)
+            try:
+                self._write(trainer, pl_module, tokenizer)
+            except Exception as error:
+                # So may a component that cannot run on one token at a time.
+                self._tokenizer = None
+                say(trainer, f"No text samples: {type(error).__name__}: {error}")
+            finally:
+                restore(before, device)
+
+    def _load(self, trainer: L.Trainer) -> TextTokenizer | None:
+        if not self._looked:
+            self._looked = True
+            data = trainer.datamodule  # type: ignore[attr-defined]
+            if not hasattr(data, "load_tokenizer"):
+                say(trainer, f"No text samples: {type(data).__name__} has no method load_tokenizer().")
+                return None
+            try:
+                self._tokenizer = data.load_tokenizer()
+            except Exception as error:
+                # Training needs no tokenizer; whatever is wrong with it must not end a run.
+                say(trainer, f"No text samples: the tokenizer cannot be loaded ({error}).")
+        return self._tokenizer
+
+    def _write(self, trainer: L.Trainer, pl_module: LoopedLM, tokenizer: TextTokenizer) -> None:
+        rows = self._beginnings
+        if self.prompts is not None:
+            rows = [[tokenizer.bos_id, *map(int, ids)] for ids in tokenizer.encode(self.prompts)]
+        new_tokens = max(1, min(self.new_tokens, pl_module.seq_len - max(map(len, rows))))
+        known = min(tokenizer.vocab_size, pl_module.model.vocab_size)
+        with trainer.precision_plugin.forward_context():
+            decoder = CachedDecoder(pl_module.model, rows, new_tokens)
+            steps = stream(decoder, new_tokens, self.sampling, tokenizer.bos_id, known)
+            written = Generated.collect(steps).tokens
+        for i, (row, new) in enumerate(zip(rows, written, strict=True)):
+            # A document's beginning ends the one before; it is no text of it.
+            text = tokenizer.decode([token for token in new if token != tokenizer.bos_id])
+            write_texts(trainer, f"samples/{i}", {"prompt": tokenizer.decode(row), "continuation": text})
