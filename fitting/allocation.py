@@ -136,6 +136,7 @@ class Optimum:
     tokens: float | None
     loss: float | None
     refusal: str | None = None
+    d_model: float | None = None
 
 
 def law_optimum(
@@ -168,6 +169,7 @@ def law_optimum(
         float(flops / widths.flops(width)[0]),
         float(np.exp(losses[best])),
         refusal if outside else None,
+        float(width[0]),
     )
 
 
@@ -214,8 +216,10 @@ def parabola(runs: Runs, widths: Widths | None) -> Parabola:
             shifted,
         )
     n, loss = float(np.exp(at)), float(a - b * b / (4 * c))
-    tokens = float(budget / widths.flops(np.array([widths.width_of(n)]))[0]) if widths is not None else None
-    return Parabola(r, budget, len(runs), shifted, Optimum("parabola", r, budget, n, tokens, loss))
+    width = widths.width_of(n) if widths is not None else None
+    tokens = float(budget / widths.flops(np.array([width]))[0]) if widths is not None else None
+    optimum = Optimum("parabola", r, budget, n, tokens, loss, d_model=width)
+    return Parabola(r, budget, len(runs), shifted, optimum)
 
 
 def parabolas(runs: Runs, law: Law) -> list[Parabola]:

@@ -15,8 +15,10 @@ from fitting import allocation, curves, diagnostics
 from fitting.errors import FitError
 from fitting.fits import fit, fit_architectures
 from fitting.laws import ChinchillaLaw, JointLaw, Law
+from fitting.minima import minima
 from fitting.multipliers import FixedPower, Power
 from fitting.profile import profile_curve
+from fitting.published.distance import distance
 from fitting.resampling import bootstrap
 from fitting.results import FitResult
 from fitting.runs import Runs
@@ -60,7 +62,8 @@ def analyse(
     search: dict[str, Any] = {"starts": settings.starts, "seed": settings.seed, "workers": settings.workers}
     progress(f"fitting {law.name}, split {law.split.name}, {settings.starts} starts")
     result = fit(runs, law, **search)
-    out: dict[str, Any] = {"schema_version": 1, "settings": asdict(settings), "data": _data(runs, result)}
+    out: dict[str, Any] = {"schema_version": 1, "kind": "fit", "settings": asdict(settings)}
+    out["data"] = _data(runs, result)
     name = parameter_of_interest(result)
     out["parameter_of_interest"] = name
     if without_exclusions is not None and len(without_exclusions) != len(runs):
@@ -80,6 +83,8 @@ def analyse(
         out["profile"] = {"values": curve.values.tolist(), "statistic": curve.statistic.tolist()}
     out["fit"] = result.to_dict() | _multipliers(result, runs)
     if _is_power(result.law):
+        progress("the paper's runs under the same split")
+        out["published"] = distance(result, settings.seed, settings.workers)
         out["splits"] = _splits(runs, result, settings, search, progress)
         out["restricted"] = _restricted(runs, result.law, search, progress)
         out["phi_path"] = curves.phi_path(runs, result, settings.workers)
@@ -102,7 +107,9 @@ def analyse(
         rivals = diagnostics.rival_laws(law.split)
         out["laws"] = diagnostics.compare_laws(runs, rivals, **search)
     progress("allocation")
-    out["allocation"] = _allocation(runs, result, out["chinchilla"])
+    parabolas = allocation.parabolas(runs, result.law)
+    out["minima"] = [asdict(m) for m in minima(runs, parabolas)]
+    out["allocation"] = _allocation(runs, result, out["chinchilla"], parabolas)
     out["curves"] = curves.curves(runs, result, out.get("restricted", []))
     return out
 
@@ -153,6 +160,8 @@ def _data(runs: Runs, result: FitResult) -> dict[str, Any]:
         "recurrences": runs.recurrences.tolist(),
         "budgets": np.unique(runs.budget).tolist(),
         "cells": runs.cell_count,
+        "tokens": float(runs.tokens.sum()),
+        "training_flops": float(runs.training_flops.sum()),
         "flops_convention": runs.flops_convention,
         "architectures": labels,
         "tokens_per_parameter": [float(f(runs.tokens / runs.n_total)) for f in (np.min, np.max)],
@@ -213,10 +222,14 @@ def _chinchilla(runs: Runs, search: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def _allocation(runs: Runs, result: FitResult, chinchilla: list[dict[str, Any]]) -> dict[str, Any]:
+def _allocation(
+    runs: Runs,
+    result: FitResult,
+    chinchilla: list[dict[str, Any]],
+    parabolas: list[allocation.Parabola],
+) -> dict[str, Any]:
     budgets = np.unique(runs.budget)
-    parabolas = allocation.parabolas(runs, result.law)
-    minima = [p.optimum for p in parabolas]
+    optima = [p.optimum for p in parabolas]
     rows: list[dict[str, Any]] = []
     joint_optima: list[allocation.Optimum] = []
     for own in chinchilla:
@@ -236,7 +249,7 @@ def _allocation(runs: Runs, result: FitResult, chinchilla: list[dict[str, Any]])
                 "optima": [asdict(o) for o in joint],
                 "exponents": allocation.exponents(joint),
             },
-            "from_parabolas": {"exponents": allocation.exponents([o for o in minima if o.r == r])},
+            "from_parabolas": {"exponents": allocation.exponents([o for o in optima if o.r == r])},
         }
         if "theta" in own:
             law = ChinchillaLaw()
@@ -253,7 +266,7 @@ def _allocation(runs: Runs, result: FitResult, chinchilla: list[dict[str, Any]])
         "parabolas": [asdict(p) for p in parabolas],
         "per_r": rows,
         "frontier_gaps": {
-            "parabolas": allocation.frontier_gaps(minima),
+            "parabolas": allocation.frontier_gaps(optima),
             "joint_law": allocation.frontier_gaps(joint_optima),
         },
     }

@@ -8,26 +8,24 @@ both arms of a cell together, so that what the arms have in common cancels.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
+from fitting.arms import Arms
 from fitting.channels import Channels, channels, matched_pairs
+from fitting.comparison_sections import comparison_sections
 from fitting.diagnostics import aicc
-from fitting.errors import FitError
-from fitting.fits import fit_inputs, refuse_mixed
-from fitting.laws import Inputs, JointLaw, Law, LossShift
+from fitting.fits import fit_inputs
+from fitting.laws import JointLaw, Law, LossShift
 from fitting.multipliers import Power, StudyPower
-from fitting.resampling import draw_counts, no_bootstrap, percentile_interval, refit, widened
+from fitting.resampling import draw_counts, percentile_interval, refit, widened
 from fitting.results import FitResult, Interval
-from fitting.runs import Exclusion, Runs, concatenate
+from fitting.runs import Exclusion, Runs
 from fitting.solver import Problem, minimise
 from fitting.splits import PAPER, Split
-from fitting.tables import table
 
-SAME_LOSS = 1e-6
-"""Losses of one shared run further apart than this (nats) are a reason for a warning."""
 TELLING = 4.0
 """AICc difference from which one reading is preferred; below it the data cannot tell."""
 
@@ -56,6 +54,24 @@ class Reading:
     aicc: float
     trusted: bool
     message: str
+    parameters: dict[str, float] = field(default_factory=dict)
+    """All of the law's, those of the baseline where they differ."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run as it entered: `arm` is shared (r=1), baseline or study; the prediction is the paired law's."""
+
+    source: str
+    arm: str
+    r: float
+    d_model: float
+    budget: float
+    n: float
+    tokens: float
+    flops_per_token: float
+    loss: float
+    predicted: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +96,7 @@ class Comparison:
     excluded: tuple[Exclusion, ...] = ()
     """Runs of either arm that the comparison leaves out, each with its rule."""
     warnings: tuple[str, ...] = ()
+    points: tuple[Point, ...] = ()
 
     @property
     def paired(self) -> Estimate:
@@ -93,53 +110,12 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return asdict(self) | {"trusted": self.trusted}
+        status = "ok" if self.trusted else "not to be trusted"
+        message = "; ".join(self.problems) or "every fit behind it is to be trusted"
+        return asdict(self) | {"trusted": self.trusted, "status": status, "message": message}
 
     def __str__(self) -> str:
-        rows = []
-        for e in self.estimates:
-            best = next((i for i in e.intervals if i.recommended), None)
-            shown = f"[{best.low:+.4f}, {best.high:+.4f}]" if best else "not estimated"
-            rows.append(
-                [e.method, f"{e.phi_baseline:.4f}", f"{e.phi_study:.4f}", f"{e.delta_phi:+.4f}", shown]
-            )
-        readings = [
-            [
-                r.name, "-" if r.delta_phi is None else f"{r.delta_phi:+.4f}",
-                "-" if r.shift is None else f"{r.shift:+.4f}", f"{r.aicc:.1f}",
-                "ok" if r.trusted else r.message,
-            ]
-            for r in self.readings
-        ]  # fmt: skip
-        shared, base, study = self.runs
-        parts = [
-            f"Split {self.split}; {base} baseline and {study} study runs with r>1, {shared} shared runs "
-            "with r=1, "
-            f"{len(self.budgets)} shared budgets, {self.cells} (budget, r) cells; {self.resamples} "
-            "resamples, "
-            f"seed {self.seed}.",
-            table(["estimate", "phi baseline", "phi study", "delta phi", "95% interval (widened)"], rows),
-            *([f"Intervals: not estimated: {self.intervals_refused}"] if self.intervals_refused else []),
-            "Readings of the difference:",
-            table(["reading", "delta phi", "shift (nats)", "AICc", "status"], readings),
-            f"Verdict: {self.verdict}",
-            *[f"Warning: {warning}" for warning in self.warnings],
-        ]
-        if self.channels:
-            names = ("difference", "token", "parameters", "capacity", "unexplained")
-            mean = [
-                [
-                    f"{r:g}",
-                    *[f"{np.mean([getattr(c, n) for c in self.channels if c.r == r]):+.4f}" for n in names],
-                ]
-                for r in sorted({c.r for c in self.channels})
-            ]
-            parts += [
-                "Channels, mean over matched runs (nats, study - baseline):",
-                table(["r", *names], mean),
-            ]
-        parts += [f"left out: {gone.source} ({gone.rule})" for gone in self.excluded]
-        return "\n".join(parts)
+        return "\n\n".join(section.text() for section in comparison_sections(self.to_dict()))
 
 
 def compare(
@@ -157,7 +133,7 @@ def compare(
 
     Raises `FitError` when nothing is shared, r = 1 is missing, or an arm mixes architectures.
     """
-    arms = _Arms.of(baseline, study, split)
+    arms = Arms.of(baseline, study, split)
     search: dict[str, Any] = {"starts": starts, "seed": seed, "workers": workers}
     power, paired_law = JointLaw(Power(), split), JointLaw(StudyPower(), split)
     progress("separate fits")
@@ -210,7 +186,7 @@ def compare(
     return Comparison(
         split.name, arms.sizes, tuple(np.unique(arms.runs.budget).tolist()), arms.cells, tuple(estimates),
         readings, verdict, preferred, tuple(parts), tuple(doubts), seed, resamples, no_intervals,
-        arms.dropped, arms.warnings,
+        arms.dropped, arms.warnings, _points(arms, paired),
     )  # fmt: skip
 
 
@@ -260,91 +236,25 @@ def _reading(name: str, result: FitResult) -> Reading:
         aicc(result),
         result.trusted,
         result.message,
+        result.parameters,
     )
 
 
-# ---------------------------------------------------------------------------------------------- the two arms
-
-
-@dataclass(frozen=True, eq=False)
-class _Arms:
-    """Both arms in one table: r=1 once, then baseline, then study; `sides` are the masks of the separate
-    fits.
-    """
-
-    runs: Runs
-    x: Inputs
-    sides: tuple[np.ndarray, np.ndarray]
-    cell: np.ndarray
-    cells: int
-    sizes: tuple[int, int, int]
-    dropped: tuple[Exclusion, ...]
-    warnings: tuple[str, ...]
-
-    def no_bootstrap(self, alone: int, together: int, resamples: int) -> str | None:
-        """Why no interval can be made for laws of so many parameters, fitted to one arm or to both."""
-        fewest = min(len(np.unique(self.cell[side])) for side in self.sides)
-        return no_bootstrap(fewest, alone, resamples) or no_bootstrap(self.cells, together, resamples)
-
-    @classmethod
-    def of(cls, baseline: Runs, study: Runs, split: Split) -> _Arms:
-        for name, arm in (("baseline", baseline), ("study", study)):
-            refuse_mixed(arm)
-            if not (arm.r > 1).any():
-                raise FitError(f"The {name} has no run with r>1, so it has no phi. Add some")
-        shared = np.intersect1d(baseline.budget, study.budget)
-        if len(shared) < 2:
-            raise FitError(
-                f"Baseline and study share {len(shared)} budgets; at least 2 are needed. Baseline: "
-                f"{_listed(baseline.budget)}; study: {_listed(study.budget)}"
-            )
-        both = concatenate(baseline, study)
-        side = np.repeat([0.0, 1.0], [len(baseline), len(study)])
-        inside = np.isin(both.budget, shared)
-        keys = list(zip(both.r, both.d_model, both.tokens.round(), both.seed, strict=True))
-        first = np.array([keys.index(key) == i for i, key in enumerate(keys)])
-        single = (both.r == 1) & inside & first
-        if not single.any():
-            raise FitError(
-                "Neither arm has runs with r=1 on the shared budgets: they tie the two phi to one scale"
-            )
-        chosen = single | ((both.r > 1) & inside)
-        dropped = [
-            Exclusion(str(both.source[i]), f"its budget {both.budget[i]:.3g} is not shared by both arms")
-            for i in np.flatnonzero(~inside)
-        ]
-        differing = []
-        for i in np.flatnonzero((both.r == 1) & inside & ~first):
-            twin = keys.index(keys[i])
-            differ = abs(both.val_loss[i] - both.val_loss[twin])
-            if differ > SAME_LOSS:
-                differing.append(differ)
-            if both.source[i] != both.source[twin]:
-                dropped.append(Exclusion(str(both.source[i]), f"r=1 run shared with {both.source[twin]}"))
-        warnings = []
-        if differing:
-            warnings.append(
-                f"{len(differing)} shared r=1 runs have other losses in the study than in the baseline (up to "
-                f"{max(differing):.4f} nats); the baseline's are used. Different seeds, data or settings "
-                "confound the comparison: name one set of r=1 runs, or give repeats their own seeds"
-            )
-        runs, is_study = both.take(chosen), np.where(both.r > 1, side, 0.0)[chosen]
-        pairs = list(zip(runs.budget.tolist(), runs.r.tolist(), strict=True))
-        index = {key: i for i, key in enumerate(dict.fromkeys(pairs))}
-        plain = runs.r == 1
-        sides = (plain | (is_study == 0), plain | (is_study == 1))
-        sizes = (int(plain.sum()), int((sides[0] & ~plain).sum()), int((sides[1] & ~plain).sum()))
-        cell = np.array([index[key] for key in pairs], dtype=int)
-        x = Inputs.of(runs, split, is_study)
-        return cls(runs, x, sides, cell, len(index), sizes, tuple(dropped), tuple(warnings))
-
-
-def _listed(values: np.ndarray) -> str:
-    return ", ".join(f"{value:.3g}" for value in np.unique(values))
+def _points(arms: Arms, paired: FitResult) -> tuple[Point, ...]:
+    runs = arms.runs
+    named = np.where(runs.r == 1, "shared", np.where(arms.x.study == 1, "study", "baseline"))
+    columns = (
+        runs.r, runs.d_model, runs.budget, runs.n_total, runs.tokens, runs.flops_per_token, runs.val_loss,
+        runs.val_loss - paired.residuals,
+    )  # fmt: skip
+    return tuple(
+        Point(str(runs.source[i]), str(named[i]), *(float(column[i]) for column in columns))
+        for i in range(len(runs))
+    )
 
 
 def _transfer(
-    law: JointLaw, arms: _Arms, theta: np.ndarray, weights: np.ndarray, workers: int | None
+    law: JointLaw, arms: Arms, theta: np.ndarray, weights: np.ndarray, workers: int | None
 ) -> np.ndarray:
     """phi (S,) of the study's r>1 runs with all else fixed at the baseline fits theta (S, P), weights (S,
     n).
@@ -358,7 +268,7 @@ def _transfer(
 
 
 def _draw(
-    arms: _Arms, fits: list[FitResult], paired: FitResult, resamples: int, seed: int, workers: int | None
+    arms: Arms, fits: list[FitResult], paired: FitResult, resamples: int, seed: int, workers: int | None
 ) -> dict[str, np.ndarray]:
     counts = draw_counts(arms.cells, resamples, np.random.default_rng(seed))
     weights = counts[:, arms.cell]

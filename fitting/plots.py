@@ -6,7 +6,7 @@ Colours are Okabe and Ito's, safe for colour-blind readers; every r also has its
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import matplotlib
@@ -17,23 +17,31 @@ import numpy as np  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator  # noqa: E402
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _STYLE = {
     "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "legend.fontsize": 7, "axes.spines.top": False,
     "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25, "lines.linewidth": 1.2,
     "lines.markersize": 3.5, "figure.constrained_layout.use": True, "savefig.dpi": 200,
 }  # fmt: skip
-_WIDTH = 6.6
+WIDTH = 6.6
 
 Analysis = dict[str, Any]
 
 
 def figures(analysis: Analysis) -> dict[str, tuple[str, bytes]]:
     """Every figure the analysis has content for: file name -> (caption, PNG)."""
+    return drawn(analysis, _FIGURES)
+
+
+def drawn(
+    analysis: Analysis,
+    wanted: Mapping[str, tuple[str, Callable[[Analysis], bool], Callable[[Analysis], Figure]]],
+) -> dict[str, tuple[str, bytes]]:
+    """The same for figures given as name -> (caption, whether it has content, how it is drawn)."""
     out = {}
     with plt.rc_context(_STYLE):  # type: ignore[arg-type]
-        for name, (caption, needs, draw) in _FIGURES.items():
+        for name, (caption, needs, draw) in wanted.items():
             if not needs(analysis):
                 continue
             figure = draw(analysis)
@@ -47,14 +55,14 @@ def figures(analysis: Analysis) -> dict[str, tuple[str, bytes]]:
 
 def _look(analysis: Analysis, r: float) -> dict[str, Any]:
     index = analysis["data"]["recurrences"].index(r)
-    return {"color": _COLOURS[index % len(_COLOURS)], "marker": _MARKERS[index % len(_MARKERS)]}
+    return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
 
 
 def _colour(analysis: Analysis, r: float) -> dict[str, Any]:
     return {"color": _look(analysis, r)["color"]}
 
 
-def _log_ticks(axis: Any) -> None:
+def log_ticks(axis: Any) -> None:
     """Labels such as 30M at 1 and 3 of each decade only: the default ones overlap and take long to lay
     out.
     """
@@ -76,20 +84,20 @@ def _points(analysis: Analysis, r: float) -> dict[str, np.ndarray]:
 
 
 def _ratios(analysis: Analysis) -> Figure:
-    figure, (left, right) = plt.subplots(1, 2, figsize=(_WIDTH, 2.6))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 2.6))
     rows = analysis["fit"]["effective_ratios"]
     r = [row["r"] for row in rows]
-    left.plot(r, [row["unique"] for row in rows], "o-", color=_COLOURS[0], label="unique")
+    left.plot(r, [row["unique"] for row in rows], "o-", color=COLOURS[0], label="unique")
     left.plot(
         r,
         [row["effective"] for row in rows],
         "s--",
-        color=_COLOURS[1],
+        color=COLOURS[1],
         label="effective",
     )
     left.set(xlabel="recurrences r", ylabel="parameters relative to r = 1", ylim=(0, 1.15))
     base = rows[0]["flops_per_token"] / 3
-    right.plot(r, [row["flops_per_token"] / 3 / base for row in rows], "^-", color=_COLOURS[2])
+    right.plot(r, [row["flops_per_token"] / 3 / base for row in rows], "^-", color=COLOURS[2])
     right.set(xlabel="recurrences r", ylabel="relative forward FLOPs/token", ylim=(0, 1.25))
     for axis in (left, right):
         axis.set_xscale("log", base=2)
@@ -100,7 +108,7 @@ def _ratios(analysis: Analysis) -> Figure:
 
 
 def _frontier(analysis: Analysis) -> Figure:
-    figure, axes = plt.subplots(1, 2, figsize=(_WIDTH, 2.9), sharey=True)
+    figure, axes = plt.subplots(1, 2, figsize=(WIDTH, 2.9), sharey=True)
     budgets = analysis["curves"]["budgets"]
     for axis, key, title in zip(axes, ("law", "phi = 1"), ("fitted law", "fit with phi = 1"), strict=True):
         for row in analysis["curves"]["per_r"]:
@@ -115,7 +123,7 @@ def _frontier(analysis: Analysis) -> Figure:
                 **_look(analysis, r),
             )  # fmt: skip
         axis.set(xscale="log", xlabel="training FLOPs C", title=title)
-        _log_ticks(axis.xaxis)
+        log_ticks(axis.xaxis)
     axes[0].set_ylabel("compute-optimal loss (nats/token)")
     axes[0].legend(title="points: parabola minima")
     return figure
@@ -125,7 +133,7 @@ def _isoflops(analysis: Analysis) -> Figure:
     budgets = analysis["data"]["budgets"]
     columns = min(3, len(budgets))
     rows = -(-len(budgets) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(_WIDTH, 2.2 * rows), squeeze=False)
+    figure, axes = plt.subplots(rows, columns, figsize=(WIDTH, 2.2 * rows), squeeze=False)
     for axis, budget in zip(axes.flat, budgets, strict=False):
         for r in analysis["data"]["recurrences"]:
             cell = _points(analysis, r)
@@ -149,7 +157,7 @@ def _isoflops(analysis: Analysis) -> Figure:
                         markeredgecolor="black", markeredgewidth=0.6, linestyle="", **_colour(analysis, r),
                     )  # fmt: skip
         axis.set(xscale="log", title=f"C = {budget:.3g} FLOPs")
-        _log_ticks(axis.xaxis)
+        log_ticks(axis.xaxis)
     for axis in axes.flat[len(budgets) :]:
         axis.set_visible(False)
     for axis in axes[-1]:
@@ -164,7 +172,7 @@ def _isoflops(analysis: Analysis) -> Figure:
 
 
 def _allocation(analysis: Analysis) -> Figure:
-    figure, axes = plt.subplots(1, 2, figsize=(_WIDTH, 2.9))
+    figure, axes = plt.subplots(1, 2, figsize=(WIDTH, 2.9))
     names = (("n", "N* (unique parameters)"), ("tokens", "D* (tokens)"))
     for axis, (key, label) in zip(axes, names, strict=True):
         for row in analysis["allocation"]["per_r"]:
@@ -183,8 +191,8 @@ def _allocation(analysis: Analysis) -> Figure:
                 **look,
             )
         axis.set(xscale="log", yscale="log", xlabel="training FLOPs C", ylabel=label)
-        _log_ticks(axis.xaxis)
-        _log_ticks(axis.yaxis)
+        log_ticks(axis.xaxis)
+        log_ticks(axis.yaxis)
     handles, labels = axes[0].get_legend_handles_labels()
     title = "lines: joint law, exact F(N); points: parabola minima"
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), title=title)
@@ -194,7 +202,7 @@ def _allocation(analysis: Analysis) -> Figure:
 def _predicted(analysis: Analysis) -> Figure:
     recurrences = analysis["data"]["recurrences"]
     figure, axes = plt.subplots(
-        1, len(recurrences), figsize=(_WIDTH, 2.3), sharex=True, sharey=True, squeeze=False
+        1, len(recurrences), figsize=(WIDTH, 2.3), sharex=True, sharey=True, squeeze=False
     )
     for axis, r in zip(axes[0], recurrences, strict=True):
         p = _points(analysis, r)
@@ -208,14 +216,14 @@ def _predicted(analysis: Analysis) -> Figure:
 
 
 def _residuals(analysis: Analysis) -> Figure:
-    figure, axes = plt.subplots(1, 2, figsize=(_WIDTH, 2.7), sharey=True)
+    figure, axes = plt.subplots(1, 2, figsize=(WIDTH, 2.7), sharey=True)
     for axis, key, label in zip(axes, ("n", "tokens"), ("unique parameters N", "tokens D"), strict=True):
         axis.axhline(0, color="0.5", linewidth=0.8)
         for r in analysis["data"]["recurrences"]:
             p = _points(analysis, r)
             axis.plot(p[key], p["residual"], linestyle="", label=f"r = {r:g}", **_look(analysis, r))
         axis.set(xscale="log", xlabel=label)
-        _log_ticks(axis.xaxis)
+        log_ticks(axis.xaxis)
     axes[0].set_ylabel("observed - predicted (nats)")
     axes[1].legend(ncols=2)
     return figure
@@ -223,7 +231,7 @@ def _residuals(analysis: Analysis) -> Figure:
 
 def _profile(analysis: Analysis) -> Figure:
     name = analysis["parameter_of_interest"]
-    figure, axis = plt.subplots(figsize=(_WIDTH, 3.0))
+    figure, axis = plt.subplots(figsize=(WIDTH, 3.0))
     curve = analysis["profile"]
     values, statistic = np.array(curve["values"]), np.array(curve["statistic"])
     intervals = analysis["fit"]["intervals"][name]
@@ -235,7 +243,7 @@ def _profile(analysis: Analysis) -> Figure:
     for i, interval in enumerate(intervals):
         height = -0.9 * (i + 1)
         axis.plot(
-            [interval["low"], interval["high"]], [height, height], color=_COLOURS[i],
+            [interval["low"], interval["high"]], [height, height], color=COLOURS[i],
             linewidth=3.5 if interval["recommended"] else 2,
             label=interval["method"] + (" (recommended)" if interval["recommended"] else ""),
         )  # fmt: skip

@@ -5,19 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fitting.errors import FitError
-from fitting.records import RecordError, RunRecord
+from fitting.records import RunRecord
 
 TOLERANCE = 1e-6
 """Relative difference below which two numbers are taken as equal: results are the same bits on one machine, and differ
 in the last digits between versions of numpy and scipy."""
-_FILES = ("report.md", "report.html")
+REPORTS = ("fit.json", "comparison.json")
+"""The file of a report that holds its numbers, for each command that writes one."""
+PUBLISHED = "published"
+_TEXTS = ("report.md", "report.html")
 _SOURCE = "source"
+Naming = Callable[[str], str]
 
 
 @dataclass(frozen=True)
@@ -32,32 +37,89 @@ class Difference:
         return f"{self.where}: {self.reported!r} in the report, {self.derived!r} from the records"
 
 
-def describe(named: Sequence[str], files: Iterable[str], options: dict[str, Any]) -> dict[str, Any]:
-    """What a report was made of, as plain JSON types; its place in fit.json is `provenance`.
+def naming(folder: Path | None) -> Naming:
+    """How a report in `folder` names files: by their way from there, so that it is right wherever both lie together.
+
+    The shipped grid is `published`. Without a folder names stay as they are.
+    """
+    from fitting.published import GRID
+
+    def name(path: str) -> str:
+        if path.startswith(str(GRID)):
+            return PUBLISHED + path[len(str(GRID)) :]
+        if folder is None:
+            return path
+        try:
+            return Path(os.path.relpath(Path(path).resolve(), folder.resolve())).as_posix()
+        except ValueError:
+            # No way leads from one drive to another.
+            return Path(path).resolve().as_posix()
+
+    return name
+
+
+def located(names: Iterable[str], folder: Path) -> list[str]:
+    """Paths of the runs that a report in `folder` names."""
+    from fitting.published import GRID
+
+    return [
+        str(GRID) if name == PUBLISHED and not (folder / name).exists() else str((folder / name).resolve())
+        for name in names
+    ]
+
+
+def describe(
+    named: Sequence[str], files: Iterable[str], options: dict[str, Any], name: Naming = str
+) -> dict[str, Any]:
+    """What a report was made of, as plain JSON types; its place in the report's JSON is `provenance`.
 
     Args:
         named: runs as they were given to the command.
         files: the files that were read.
         options: of the command; what chooses runs and law.
+        name: how the report names a file.
     """
-    digests, versions, hashes, lacking = {}, set(), set(), []
-    for name in sorted(set(files)):
-        path = Path(name)
-        digests[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    digests: dict[str, str] = {}
+    records, lacking = [], []
+    for file in sorted(set(files)):
+        path = Path(file)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        known = digest in digests.values()
+        digests[name(file)] = digest
         if path.suffix.lower() == ".csv":
             continue
         record = RunRecord.load(path)
-        versions.add(record.code_version)
-        hashes.add(record.data_manifest_hash)
-        if not (record.code_version and record.config and record.data_manifest_hash):
-            lacking.append(name)
+        missing = [k for k in ("config", "code_version", "data_manifest_hash") if not getattr(record, k)]
+        if missing:
+            lacking.append(f"{name(file)}: no {', no '.join(missing)}")
+        if not known:
+            # A run whose record lies in two folders was trained once.
+            records.append(record)
     return {
-        "runs": list(named),
+        "runs": [name(path) for path in named],
         "options": options,
         "sha256": digests,
-        "code_versions": sorted(versions),
-        "data_manifest_hashes": sorted(h for h in hashes if h),
+        "code_versions": sorted({r.code_version for r in records}),
+        "data_manifest_hashes": sorted({r.data_manifest_hash for r in records if r.data_manifest_hash}),
+        "training": _training(records),
         "records_without_provenance": lacking,
+    }
+
+
+def _training(records: Sequence[RunRecord]) -> dict[str, Any] | None:
+    """What training the runs took, over all records; None without any."""
+    if not records:
+        return None
+    shares = [r.tokens / r.unique_tokens for r in records if r.unique_tokens]
+    return {
+        "records": len(records),
+        "tokens": sum(r.tokens for r in records),
+        "training_flops": sum(r.training_flops for r in records),
+        "wall_seconds": sum(r.wall_seconds for r in records),
+        "unique_tokens": min((r.unique_tokens for r in records if r.unique_tokens), default=None),
+        "most_epochs": max(shares, default=None),
+        "hardware": ", ".join(sorted({r.hardware for r in records})),
+        "precision": ", ".join(sorted({r.precision for r in records})),
     }
 
 
@@ -70,31 +132,34 @@ def source_files(sources: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(files))
 
 
-def read_report(folder: Path) -> dict[str, Any]:
-    """Content of a report's fit.json.
+def read_report(place: Path) -> tuple[Path, dict[str, Any]]:
+    """A report's file of numbers, given itself or by its folder, and what is in it.
 
     Raises:
         FitError: there is none, or it does not say what it was made of.
     """
-    path = folder / "fit.json" if folder.is_dir() else folder
+    path = place
+    if place.is_dir():
+        path = next((place / name for name in REPORTS if (place / name).exists()), place / REPORTS[0])
     try:
         analysis = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise FitError(f"{path} cannot be read as a report ({error}). Name the folder of a report") from None
-    if not isinstance(analysis, dict) or "provenance" not in analysis:
+    if not isinstance(analysis, dict) or "provenance" not in analysis or "settings" not in analysis:
         raise FitError(
-            f"{path} does not say which runs it was made of. Make it again with `fitting fit --report`"
+            f"{path} does not say which runs it was made of. Make it again with `--report` of `fitting fit` or "
+            "`fitting compare`"
         )
-    return analysis
+    return path, analysis
 
 
-def changed_files(recorded: dict[str, str], files: Iterable[str]) -> list[Difference]:
-    """Records that are not what they were when the report was made. They may have moved: what counts is the content."""
-    before = list(recorded.items())
-    now = [(name, hashlib.sha256(Path(name).read_bytes()).hexdigest()) for name in files]
-    there, here = {digest for _, digest in before}, {digest for _, digest in now}
-    gone = {Path(name).name: digest for name, digest in before if digest not in here}
-    new = {Path(name).name: digest for name, digest in now if digest not in there}
+def changed_files(recorded: dict[str, str], now: dict[str, str]) -> list[Difference]:
+    """Records that are not what they were when the report was made, both as name -> sha256.
+
+    They may have moved: what counts is the content.
+    """
+    gone = {name: digest for name, digest in recorded.items() if digest not in now.values()}
+    new = {name: digest for name, digest in now.items() if digest not in recorded.values()}
     return [
         Difference(f"record {name}", _short(gone.get(name)), _short(new.get(name)))
         for name in sorted(gone.keys() | new.keys())
@@ -145,7 +210,7 @@ def stale_texts(analysis: dict[str, Any], folder: Path) -> Iterator[Difference]:
     """Lines that report.md and report.html should hold for the numbers of an analysis and do not."""
     from fitting.report import rendered
 
-    for name in _FILES:
+    for name in _TEXTS:
         path = folder / name
         if not path.is_file():
             continue
@@ -154,19 +219,3 @@ def stale_texts(analysis: dict[str, Any], folder: Path) -> Iterator[Difference]:
             for line in part.splitlines():
                 if line.strip() and line not in text:
                     yield Difference(name, "no such line", line.strip())
-
-
-def lacking_provenance(files: Iterable[str]) -> list[str]:
-    """Records that do not say configuration, code version or data."""
-    found = []
-    for name in files:
-        if Path(name).suffix.lower() == ".csv":
-            continue
-        try:
-            record = RunRecord.load(name)
-        except RecordError:
-            continue
-        missing = [k for k in ("config", "code_version", "data_manifest_hash") if not getattr(record, k)]
-        if missing:
-            found.append(f"{name}: no {', no '.join(missing)}")
-    return found

@@ -1,4 +1,4 @@
-"""Write a report folder: fit.json, report.md, report.html and the figures, every number out of the
+"""Write a report folder: the numbers as JSON, report.md, report.html and the figures, every number out of the
 analysis (F36).
 """
 
@@ -9,25 +9,64 @@ import html
 import json
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from fitting.comparison_sections import comparison_sections
+from fitting.document import Section, Table
 from fitting.errors import FitError
 from fitting.records import write_bytes_atomically, write_text_atomically
-from fitting.sections import Section, Table, sections
+from fitting.sections import sections
 
-FILES = ("fit.json", "report.md", "report.html")
 _TEMPLATE = Path(__file__).with_name("report_page.html")
 
 
-def check_folder(folder: Path, overwrite: bool) -> None:
+@dataclass(frozen=True)
+class Form:
+    """How one kind of analysis is written down."""
+
+    numbers: str
+    """Name of the file with all numbers."""
+    title: str
+    sections: Callable[[dict[str, Any]], list[Section]]
+    plots: str
+    """Module with its figures; it is loaded when they are drawn."""
+    page: bool
+    """Whether there is an interactive page as well."""
+
+
+FORMS = {
+    "fit": Form("fit.json", "Scaling-law report", sections, "fitting.plots", True),
+    "comparison": Form(
+        "comparison.json", "Case-study report", comparison_sections, "fitting.comparison_plots", False
+    ),
+}
+"""By the `kind` that an analysis says it is."""
+
+
+def form_of(analysis: dict[str, Any]) -> Form:
+    """How an analysis is written down. Raises `FitError` if it is of no known kind."""
+    kind = analysis.get("kind")
+    if kind not in FORMS:
+        raise FitError(f"This report is of the kind {kind!r}, not one of: {', '.join(FORMS)}. Make it again")
+    return FORMS[kind]
+
+
+def check_folder(folder: Path, overwrite: bool, kind: str = "fit") -> None:
     """Refuse, before the work, a folder whose report would be replaced. Raises `FitError`."""
     if folder.exists() and not folder.is_dir():
         raise FitError(f"--report {folder} is a file. Name a folder")
     there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         raise FitError(f"--report {folder} cannot be written: {there} is no folder open to you. Name another")
-    taken = [name for name in FILES if (folder / name).exists()]
+    others = [
+        form.numbers for name, form in FORMS.items() if name != kind and (folder / form.numbers).exists()
+    ]
+    if others:
+        raise FitError(f"{folder} holds a report of another kind ({', '.join(others)}). Name another folder")
+    taken = [name for name in (FORMS[kind].numbers, "report.md", "report.html") if (folder / name).exists()]
     if taken and not overwrite:
         raise FitError(
             f"{folder} holds a report already ({', '.join(taken)}). Name another folder or add --overwrite"
@@ -38,23 +77,23 @@ def write_report(
     analysis: dict[str, Any], folder: Path, progress: Callable[[str], None] = lambda _: None
 ) -> list[Path]:
     """Write everything into `folder` (made if missing), each file atomically. Returns the paths."""
-    from fitting.plots import figures
-
+    form = form_of(analysis)
     progress("drawing figures")
-    drawn = figures(analysis)
-    content = sections(analysis)
+    drawn = import_module(form.plots).figures(analysis)
+    content = form.sections(analysis)
     text = json.dumps(plain(analysis), indent=2, allow_nan=False) + "\n"
-    written = [write_text_atomically(folder / "fit.json", text)]
+    written = [write_text_atomically(folder / form.numbers, text)]
     written += [write_bytes_atomically(folder / name, png) for name, (_, png) in drawn.items()]
-    written.append(write_text_atomically(folder / "report.md", _markdown(content, drawn)))
-    written.append(write_text_atomically(folder / "report.html", _page(analysis, content, drawn)))
+    written.append(write_text_atomically(folder / "report.md", _markdown(form, content, drawn)))
+    if form.page:
+        written.append(write_text_atomically(folder / "report.html", _page(analysis, content, drawn)))
     return written
 
 
 def rendered(analysis: dict[str, Any], name: str) -> list[str]:
     """The sections of an analysis as the report's file of that name holds them."""
-    form = Section.markdown if name.endswith(".md") else _html_section
-    return [form(section) for section in sections(analysis)]
+    written = Section.markdown if name.endswith(".md") else _html_section
+    return [written(section) for section in form_of(analysis).sections(analysis)]
 
 
 def plain(value: Any) -> Any:
@@ -74,10 +113,10 @@ def _title(analysis: dict[str, Any]) -> str:
     return f"{name} = {fit['parameters'][name]:.4f}, split {fit['split']}, status {fit['status']}"
 
 
-def _markdown(content: list[Section], drawn: dict[str, tuple[str, bytes]]) -> str:
-    parts = ["# Scaling-law report", *[section.markdown() for section in content], "## Figures"]
+def _markdown(form: Form, content: list[Section], drawn: dict[str, tuple[str, bytes]]) -> str:
+    parts = [f"# {form.title}", *[section.markdown() for section in content], "## Figures"]
     parts += [f"![{caption}]({name})\n\n{caption}" for name, (caption, _) in drawn.items()]
-    parts.append("Every number here comes from `fit.json` in this folder.")
+    parts.append(f"Every number here comes from `{form.numbers}` in this folder.")
     return "\n\n".join(parts) + "\n"
 
 

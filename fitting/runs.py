@@ -159,6 +159,12 @@ class Runs:
         """The same runs with other losses (n,), for simulations."""
         return dataclasses.replace(self, val_loss=np.asarray(val_loss, dtype=float))
 
+    def renamed(self, name: Callable[[str], str]) -> Runs:
+        """The same runs under other names of their sources, those of exclusions as well."""
+        gone = tuple(dataclasses.replace(g, source=name(g.source)) for g in self.excluded)
+        source = np.array([name(str(source)) for source in self.source], dtype=object)
+        return dataclasses.replace(self, source=source, excluded=gone)
+
     def where(self, *rules: str) -> Runs:
         """Keep the runs that satisfy every rule, e.g. `where("r>1", "budget<=2.15e18")`. Raises
         `FitError`.
@@ -210,6 +216,10 @@ class Runs:
                 raise FitError(f"The rule {rule!r} compares a number with {text!r}. Give a number") from None
         if sign not in (operator.eq, operator.ne):
             raise FitError(f"The rule {rule!r} orders text. Use = or != for the column {parsed[1]}")
+        if parsed[1] == "source":
+            # The end of a path will do: the same files may lie elsewhere next time.
+            same = [str(value) == text or str(value).endswith(f"/{text}") for value in column]
+            return np.array(same, dtype=bool) == (sign is operator.eq)
         return np.array([sign(str(value), text) for value in column], dtype=bool)
 
 

@@ -7,56 +7,22 @@ Nothing is computed here: every number comes from the analysis (F36).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from fitting.tables import markdown_table, significant, table
-
-Row = Sequence[str]
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table with its caption."""
-
-    header: Row
-    rows: list[Row]
-
-
-@dataclass(frozen=True)
-class Section:
-    """A title, then paragraphs and tables in order."""
-
-    title: str
-    parts: list[str | Table] = field(default_factory=list)
-
-    def text(self) -> str:
-        """For a terminal."""
-        parts = [part if isinstance(part, str) else table(part.header, part.rows) for part in self.parts]
-        return "\n".join([self.title, "-" * len(self.title), *parts])
-
-    def markdown(self) -> str:
-        """For report.md."""
-        parts = [
-            part if isinstance(part, str) else markdown_table(part.header, part.rows) for part in self.parts
-        ]
-        return "\n\n".join([f"## {self.title}", *parts])
+from fitting.allocation_sections import allocation_section, minima_section
+from fitting.document import Row, Section, Table, interval_text
+from fitting.tables import significant
 
 
 def sections(analysis: dict[str, Any]) -> list[Section]:
     """Every section for which the analysis has content."""
     builders = (
-        ("fit", _fit), ("fit", _intervals), ("splits", _splits), ("restricted", _restricted),
-        ("chinchilla", _chinchilla), ("halves", _stability), ("residuals", _residuals), ("laws", _laws),
-        ("allocation", _allocation), ("data", _data),
+        ("fit", _fit), ("fit", _intervals), ("published", _published), ("splits", _splits),
+        ("restricted", _restricted), ("chinchilla", _chinchilla), ("halves", _stability),
+        ("residuals", _residuals), ("laws", _laws), ("minima", minima_section),
+        ("allocation", allocation_section), ("data", _data),
     )  # fmt: skip
     return [build(analysis) for key, build in builders if key in analysis]
-
-
-def interval_text(intervals: Sequence[dict[str, Any]]) -> str:
-    """The recommended interval as text; never a bare number."""
-    best = next((i for i in intervals if i["recommended"]), None)
-    return f"[{significant(best['low'])}, {significant(best['high'])}]" if best else "not estimated"
 
 
 def _fit(analysis: dict[str, Any]) -> Section:
@@ -148,6 +114,28 @@ def _intervals(analysis: dict[str, Any]) -> Section:
         "ignores the parameters that each resample fits."
     )
     return Section(f"Uncertainty of {name}", [Table(header, rows), trust])
+
+
+def _published(analysis: dict[str, Any]) -> Section:
+    found = analysis["published"]
+    rows: list[Row] = [
+        [f"published, split {found['split']}", f"{found['phi']:.3f}",
+         f"[{found['interval'][0]:.2f}, {found['interval'][1]:.2f}]", f"{found['difference']:+.4f}", ""],
+    ]  # fmt: skip
+    refit = found["refit"]
+    if "phi" in refit:
+        rows.append(
+            [
+                f"the paper's runs fitted here, split {refit['split']}", f"{refit['phi']:.4f}", "-",
+                f"{refit['difference']:+.4f}", refit["status"],
+            ]
+        )  # fmt: skip
+    note = (
+        "phi depends on the split, so only a value under the same split compares with this one. Another scale, layout "
+        "or corpus may have another phi."
+    )
+    header = ["phi of the paper's grid", "phi", "95% interval", "this phi - that", "status"]
+    return Section("Beside the paper's phi", [Table(header, rows), note])
 
 
 def _splits(analysis: dict[str, Any]) -> Section:
@@ -279,64 +267,6 @@ def _laws(analysis: dict[str, Any]) -> Section:
     )
     doubts = [f"{law['law']}: {law['message']}." for law in analysis["laws"] if law["status"] != "ok"]
     return Section("Rival laws", [Table(header, rows), *doubts, note])
-
-
-def _allocation(analysis: dict[str, Any]) -> Section:
-    found = analysis["allocation"]
-    rows: list[Row] = []
-
-    def pair(values: Sequence[float] | None) -> list[str]:
-        return ["-", "-"] if values is None else [f"{values[0]:.3f}", f"{values[1]:.3f}"]
-
-    for row in found["per_r"]:
-        if "refusal" in row:
-            rows.append([f"{row['r']:g}", *["-"] * 9, row["refusal"]])
-            continue
-        own = row.get("from_own_chinchilla", {})
-        notes = [f"own law: {own['status']}"] if own and own["status"] != "ok" else []
-        if analysis["fit"]["status"] != "ok":
-            notes.append(f"joint law: {analysis['fit']['status']}")
-        outside = [o for o in (*own.get("optima", ()), *row["from_joint_law"]["optima"]) if o["refusal"]]
-        rows.append(
-            [
-                f"{row['r']:g}", f"{row['flops_slope']:.3f}", *pair(own.get("closed_form_exponents")),
-                *pair(own.get("exponents")), *pair(row["from_joint_law"]["exponents"]),
-                *pair(row["from_parabolas"]["exponents"]),
-                "; ".join([*notes, *([f"{len(outside)} minima outside the sampled N"] if outside else [])]),
-            ]
-        )  # fmt: skip
-    header = [
-        "r", "k of F~N^k", "closed form N*", "D*", "own law, exact F: N*", "D*", "joint law, exact F: "
-        "N*", "D*",
-        "parabolas N*", "D*", "note",
-    ]  # fmt: skip
-    parts: list[str | Table] = ["Exponents of N*(C) and D*(C):", Table(header, rows)]
-    refused = [p["optimum"] for p in found["parabolas"] if p["optimum"]["refusal"]]
-    minima: list[Row] = [
-        [
-            f"{o['r']:g}",
-            f"{o['flops']:.3g}",
-            significant(o["n"], 4),
-            significant(o["tokens"], 4),
-            f"{o['loss']:.4f}",
-        ]
-        for o in (p["optimum"] for p in found["parabolas"])
-        if not o["refusal"]
-    ]
-    parts += ["Minima of the iso-FLOPs parabolas:", Table(["r", "budget", "N*", "D*", "L*"], minima)]
-    if refused:
-        listed = "; ".join(f"r={o['r']:g} at {o['flops']:.3g}: {o['refusal']}" for o in refused)
-        parts.append(f"Refused: {listed}.")
-    gaps = found["frontier_gaps"]["parabolas"]
-    if gaps:
-        budgets = sorted({g["flops"] for g in gaps})
-        by = {(g["r"], g["flops"]): f"{g['gap']:+.4f}" for g in gaps}
-        table_rows: list[Row] = [
-            [f"{r:g}", *[by.get((r, c), "-") for c in budgets]] for r in sorted({g["r"] for g in gaps})
-        ]
-        header = ["r", *[f"{c:.3g}" for c in budgets]]
-        parts += ["Frontier gap L*_r(C) - L*_1(C), nats, from parabolas:", Table(header, table_rows)]
-    return Section("Compute-optimal allocation", parts)
 
 
 def _data(analysis: dict[str, Any]) -> Section:

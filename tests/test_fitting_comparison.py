@@ -105,7 +105,9 @@ def test_equal_runs_with_r1_count_once(lower_phi):
     assert lower_phi.cells == 16
     # the study's own r=1 runs are listed, and that their losses differ is said
     assert len(twice.excluded) == 20 and all("r=1 run shared with" in gone.rule for gone in twice.excluded)
-    assert "20 shared r=1 runs have other losses" in str(twice) and "left out: own0" in str(twice)
+    assert "20 shared r=1 runs have other losses" in str(twice) and "own0" in str(twice)
+    assert {point.arm for point in twice.points} == {"shared", "baseline", "study"}
+    assert sum(point.arm == "shared" for point in twice.points) == 20 and len(twice.points) == 140
     assert lower_phi.excluded == () and lower_phi.warnings == ()
 
 

@@ -79,18 +79,23 @@ def add_output_options(parser: argparse.ArgumentParser, report: bool = True) -> 
             "--report",
             type=Path,
             metavar="DIR",
-            help="write report.md, report.html, fit.json and figures there",
+            help="write a report there: the numbers as JSON, report.md, figures",
         )
         parser.add_argument("--overwrite", action="store_true", help="let --report replace an earlier report")
 
 
-def load(paths: Iterable[str], with_loss: bool = True) -> Runs:
-    """Load runs; the word `published` stands for the shipped grid, unless a file has that name."""
-    from fitting.loading import load_runs
+def named(paths: Iterable[str]) -> list[str]:
+    """Paths of runs; the word `published` stands for the shipped grid, unless a file has that name."""
     from fitting.published import GRID
 
-    named = [GRID if path == "published" and not Path(path).exists() else Path(path) for path in paths]
-    return load_runs(*named, with_loss=with_loss)
+    return [str(GRID) if path == "published" and not Path(path).exists() else path for path in paths]
+
+
+def load(paths: Iterable[str], with_loss: bool = True) -> Runs:
+    """Load runs, named as `named` reads them."""
+    from fitting.loading import load_runs
+
+    return load_runs(*named(paths), with_loss=with_loss)
 
 
 def select(runs: Runs, options: argparse.Namespace) -> tuple[Runs, Runs]:

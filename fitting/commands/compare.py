@@ -8,7 +8,8 @@ to be trusted.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from fitting.commands import common
@@ -29,46 +30,79 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_run_options(parser, runs=False)
     parser.add_argument("--split", default="paper", help="where the injection is counted (default: paper)")
     common.add_search_options(parser)
-    common.add_output_options(parser, report=False)
+    common.add_output_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compare and print. Raises `FitError` and `RecordError` for bad input."""
-    from fitting.comparison import compare
-    from fitting.splits import split_named
+    """Compare, print or report. Raises `FitError` and `RecordError` for bad input."""
+    from fitting.comparison_sections import comparison_sections
+    from fitting.report import check_folder, write_report
 
-    arms = []
-    for path, rules in ((options.baseline, options.baseline_where), (options.study, options.study_where)):
-        arms.append(common.select(common.load([path]).where(*rules), options))
-    kept, chosen = zip(*arms, strict=True)
-    search: dict[str, Any] = {
-        "split": split_named(options.split),
+    if options.report:
+        check_folder(options.report, options.overwrite, "comparison")
+    settings = {
         "starts": options.starts,
         "seed": options.seed,
+        "resamples": options.bootstrap,
         "workers": options.workers,
-        "progress": common.progress(options),
     }
-    found = compare(*kept, resamples=options.bootstrap, **search)
-    excluded = [vars(gone) for arm in kept for gone in arm.excluded]
-    shown = found.to_dict()
-    shown["excluded"] = [*excluded, *shown["excluded"]]
-    lines = [f"left out: {gone['source']} ({gone['rule']})" for gone in excluded]
-    if list(map(len, kept)) != list(map(len, chosen)):
-        with_them = _with_excluded(compare, chosen, search)
-        shown["with_excluded_runs"] = with_them
-        lines.append(
-            f"Paired delta phi {found.paired.delta_phi:+.4f} without the runs of --exclude; with them: "
-            + (
-                f"not defined, because: {with_them['message']}"
-                if with_them["delta_phi"] is None
-                else f"{with_them['delta_phi']:+.4f} ({with_them['status']})"
-            )
-        )
+    progress = common.progress(options)
+    analysis = derive([options.baseline, options.study], options, settings, options.report, progress)
     if options.json:
-        common.print_json(shown)
+        common.print_json(analysis)
     else:
-        print("\n".join([str(found), *lines]))
-    return common.verdict(found.problems)
+        print("\n\n".join(section.text() for section in comparison_sections(analysis)))
+    if options.report:
+        for path in write_report(analysis, options.report, progress):
+            progress(f"wrote {path}")
+    return common.verdict(analysis["problems"])
+
+
+def derive(
+    paths: Sequence[str],
+    chosen: argparse.Namespace,
+    settings: dict[str, Any],
+    folder: Path | None,
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    """The content of comparison.json, which `compare` writes and `verify` derives again.
+
+    Args:
+        paths: of the baseline and of the study.
+        chosen: where, exclude, split, baseline_where and study_where, as options of the command.
+        settings: starts, seed, resamples and workers.
+        folder: of the report; files are named as seen from there.
+        progress: takes lines on how far it is.
+
+    Raises:
+        FitError, RecordError: bad input.
+    """
+    from fitting import provenance
+    from fitting.comparison import compare
+    from fitting.errors import FitError
+    from fitting.splits import split_named
+
+    if len(paths) != 2:
+        raise FitError(f"A comparison has two arms, BASELINE and STUDY; {len(paths)} were named. Name both")
+    name = provenance.naming(folder)
+    arms, files = [], []
+    for path, rules in zip(paths, (chosen.baseline_where, chosen.study_where), strict=True):
+        kept, before = common.select(common.load([path]).where(*rules), chosen)
+        files += provenance.source_files(str(source) for source in before.source)
+        arms.append((kept.renamed(name), before.renamed(name)))
+    kept, before = zip(*arms, strict=True)
+    search = {**settings, "split": split_named(chosen.split), "progress": progress}
+    found = compare(*kept, **search)
+    analysis = {"schema_version": 1, "kind": "comparison", "settings": settings} | found.to_dict()
+    gone = [dict(vars(gone)) for arm in kept for gone in arm.excluded]
+    analysis["excluded"] = [*gone, *analysis["excluded"]]
+    if list(map(len, kept)) != list(map(len, before)):
+        analysis["with_excluded_runs"] = _with_excluded(compare, before, search)
+    choices = {
+        key: getattr(chosen, key) for key in ("where", "exclude", "split", "baseline_where", "study_where")
+    }
+    analysis["provenance"] = provenance.describe(common.named(paths), files, choices, name)
+    return analysis
 
 
 def _with_excluded(compare: Callable[..., Any], arms: Any, search: dict[str, Any]) -> dict[str, Any]:
@@ -76,7 +110,7 @@ def _with_excluded(compare: Callable[..., Any], arms: Any, search: dict[str, Any
     from fitting.errors import FitError
 
     try:
-        found = compare(*arms, resamples=0, **search)
+        found = compare(*arms, **{**search, "resamples": 0})
     except FitError as error:
         return {"delta_phi": None, "status": "not defined", "message": str(error)}
     status = "ok" if found.trusted else "not to be trusted"

@@ -6,6 +6,9 @@ Exit status: 0; 1 if the fit is not to be trusted (the reason goes to stderr); 2
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 from fitting.commands import common
 
@@ -22,27 +25,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Fit, print or report. Raises `FitError` and `RecordError` for bad input."""
-    from fitting.analysis import Settings, analyse
-    from fitting.provenance import describe, source_files
     from fitting.report import check_folder, write_report
     from fitting.sections import sections
 
     if options.report:
         check_folder(options.report, options.overwrite)
-    kept, chosen = common.select(common.load(options.runs), options)
-    settings = Settings(
-        starts=options.starts,
-        seed=options.seed,
-        resamples=options.bootstrap,
-        rivals=not options.no_rivals,
-        all_splits=options.all_splits,
-        workers=options.workers,
-    )
+    settings = {
+        "starts": options.starts,
+        "seed": options.seed,
+        "resamples": options.bootstrap,
+        "rivals": not options.no_rivals,
+        "all_splits": options.all_splits,
+        "workers": options.workers,
+    }
     progress = common.progress(options)
-    analysis = analyse(kept, common.law_of(options), settings, without_exclusions=chosen, progress=progress)
-    choices = {name: getattr(options, name) for name in ("where", "exclude", "law", "phi", "split")}
-    files = source_files(str(source) for source in chosen.source)
-    analysis["provenance"] = describe(options.runs, files, choices)
+    analysis = derive(options.runs, options, settings, options.report, progress)
     if options.json:
         common.print_json(analysis)
     else:
@@ -59,3 +56,40 @@ def run(options: argparse.Namespace) -> int:
         if split["status"] not in ("ok", "undefined")
     ]
     return common.verdict(doubts)
+
+
+def derive(
+    paths: Sequence[str],
+    chosen: argparse.Namespace,
+    settings: dict[str, Any],
+    folder: Path | None,
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    """The content of fit.json, which `fit` writes and `verify` derives again.
+
+    Args:
+        paths: of the runs.
+        chosen: where, exclude, law, phi and split, as options of the command.
+        settings: fields of `fitting.Settings`.
+        folder: of the report; files are named as seen from there.
+        progress: takes lines on how far it is.
+
+    Raises:
+        FitError, RecordError: bad input.
+    """
+    from fitting import provenance
+    from fitting.analysis import Settings, analyse
+
+    name = provenance.naming(folder)
+    kept, before = common.select(common.load(paths), chosen)
+    files = provenance.source_files(str(source) for source in before.source)
+    analysis = analyse(
+        kept.renamed(name),
+        common.law_of(chosen),
+        Settings(**settings),
+        without_exclusions=before.renamed(name),
+        progress=progress,
+    )
+    choices = {key: getattr(chosen, key) for key in ("where", "exclude", "law", "phi", "split")}
+    analysis["provenance"] = provenance.describe(common.named(paths), files, choices, name)
+    return analysis

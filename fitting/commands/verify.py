@@ -9,9 +9,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from fitting.commands import common
+from fitting.commands import common, compare, fit
 
 SHOWN = 20
+_ORIGIN = ("code_versions", "data_manifest_hashes", "training")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,13 +20,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from fitting.provenance import TOLERANCE
 
     parser.add_argument(
-        "report", type=Path, metavar="REPORT", help="folder that `fitting fit --report` wrote"
+        "report", type=Path, metavar="REPORT", help="folder that --report of `fit` or `compare` wrote"
     )
     parser.add_argument(
         "runs",
         nargs="*",
         metavar="RUNS",
-        help="where its runs lie now (default: where they lay when it was made)",
+        help="where its runs lie now, as given to the command that wrote it (default: where they lay then, seen from "
+        "the report)",
     )
     parser.add_argument(
         "--tolerance",
@@ -42,37 +44,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Compute the report again and compare. Raises `FitError` and `RecordError` for bad input."""
     from fitting import provenance
-    from fitting.analysis import Settings, analyse
-    from fitting.report import plain
+    from fitting.report import form_of, plain
 
-    reported = provenance.read_report(options.report)
+    path, reported = provenance.read_report(options.report)
+    form_of(reported)
     made = reported["provenance"]
-    chosen = argparse.Namespace(**made["options"])
-    settings = Settings(**{**reported["settings"], "workers": options.workers})
-    kept, before = common.select(common.load(options.runs or made["runs"]), chosen)
-    analysis = analyse(
-        kept, common.law_of(chosen), settings, without_exclusions=before, progress=common.progress(options)
+    derive = {"fit": fit.derive, "comparison": compare.derive}[reported["kind"]]
+    analysis = derive(
+        options.runs or provenance.located(made["runs"], path.parent),
+        argparse.Namespace(**made["options"]),
+        {**reported["settings"], "workers": options.workers},
+        path.parent,
+        common.progress(options),
     )
-    files = provenance.source_files(str(source) for source in before.source)
-    found = provenance.changed_files(made["sha256"], files)
+    now = plain(analysis["provenance"])
+    found = provenance.changed_files(made["sha256"], now["sha256"])
     ignored = ("provenance", "settings")
     numbers, again = (
         {k: v for k, v in plain(tree).items() if k not in ignored} for tree in (reported, analysis)
     )
+    origin, origin_now = ({k: tree.get(k) for k in _ORIGIN} for tree in (made, now))
     found += list(provenance.differences(numbers, again, options.tolerance))
-    if options.report.is_dir():
-        found += list(provenance.stale_texts(reported, options.report))
+    found += list(provenance.differences(origin, origin_now, options.tolerance, "provenance"))
+    found += list(provenance.stale_texts(reported, path.parent))
     for difference in found[:SHOWN]:
         print(difference)
     if len(found) > SHOWN:
         print(f"... and {len(found) - SHOWN} more")
-    for line in provenance.lacking_provenance(files):
+    for line in now["records_without_provenance"]:
         print(f"note: {line}", file=sys.stderr)
     total = provenance.count_numbers(numbers)
+    runs = len(again["points"] if "points" in again else again["data"]["points"])
     if found:
         print(
-            f"{options.report}: {len(found)} differences; {total} numbers were derived again from {len(kept)} runs."
+            f"{options.report}: {len(found)} differences; {total} numbers were derived again from {runs} runs."
         )
         return common.NOT_TRUSTED
-    print(f"{options.report}: {total} numbers derived again from {len(kept)} runs, all the same.")
+    print(f"{options.report}: {total} numbers derived again from {runs} runs, all the same.")
     return common.OK

@@ -10,12 +10,12 @@ import numpy as np
 from fitting import allocation
 from fitting.curves import effective_ratios
 from fitting.diagnostics import residual_summary
+from fitting.document import Row, Section, Table, interval_text
 from fitting.fits import fit, fit_architectures
 from fitting.laws import JointLaw
 from fitting.multipliers import FixedPower, Multiplier, Power
 from fitting.resampling import bootstrap
 from fitting.runs import Runs
-from fitting.sections import Row, Section, Table, interval_text
 from fitting.splits import INJECTION_ONCE, PAPER, REGRESSED, Split
 from fitting.tables import significant
 
