@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from fitting.commands import common, compare, fit, plan, predict, published, verify
+from fitting.commands import common, compare, fit, page, plan, predict, published, verify
 from fitting.errors import FitError
 from fitting.records import RecordError
 
@@ -22,6 +22,7 @@ _COMMANDS = {
     "predict": predict,
     "published": published,
     "verify": verify,
+    "page": page,
 }
 
 

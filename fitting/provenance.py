@@ -173,7 +173,9 @@ def _short(digest: str | None) -> str | None:
 def differences(
     reported: Any, derived: Any, tolerance: float = TOLERANCE, where: str = ""
 ) -> Iterator[Difference]:
-    """Every leaf of two trees of plain JSON types that is not equal, numbers within a relative tolerance."""
+    """Every leaf of two trees of plain JSON types that is not equal: whole numbers exactly, others within a relative
+    tolerance.
+    """
     if isinstance(reported, dict) and isinstance(derived, dict):
         for key in [*reported, *(k for k in derived if k not in reported)]:
             inner = f"{where}.{key}" if where else str(key)
@@ -186,7 +188,7 @@ def differences(
     elif isinstance(reported, list) and isinstance(derived, list) and len(reported) == len(derived):
         for i, (a, b) in enumerate(zip(reported, derived, strict=True)):
             yield from differences(a, b, tolerance, f"{where}[{i}]")
-    elif _is_number(reported) and _is_number(derived):
+    elif _is_number(reported) and _is_number(derived) and not (type(reported) is type(derived) is int):
         if not math.isclose(reported, derived, rel_tol=tolerance, abs_tol=1e-12):
             yield Difference(where, reported, derived)
     elif reported != derived:

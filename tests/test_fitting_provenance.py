@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fitting.__main__ import main
-from fitting.provenance import differences, source_files
+from fitting.provenance import changed_files, differences, located, naming, source_files
 from fitting.published import GRID
 
 QUICK = ["--starts", "40", "--bootstrap", "20", "--no-rivals", "--quiet"]
@@ -33,7 +33,7 @@ def copied(made: Path, tmp_path: Path) -> Path:
 
 def verify(capsys: pytest.CaptureFixture[str], folder: Path) -> tuple[int, str]:
     capsys.readouterr()
-    status = main(["verify", str(folder / "report"), str(folder / "runs.csv"), "--quiet", "--workers", "1"])
+    status = main(["verify", str(folder / "report"), "--quiet", "--workers", "1"])
     captured = capsys.readouterr()
     return status, captured.out + captured.err
 
@@ -43,7 +43,27 @@ def test_an_untouched_report_passes_also_elsewhere(capsys: pytest.CaptureFixture
     assert status == 0 and "all the same" in out, out
     stored = json.loads((copied / "report" / "fit.json").read_text())
     assert stored["provenance"]["options"]["where"] == ["budget<=2.15e18"]
-    assert list(stored["provenance"]["sha256"].values()) != []
+    # Seen from the report, so that both may lie anywhere together.
+    assert stored["provenance"]["runs"] == ["../runs.csv"]
+    assert list(stored["provenance"]["sha256"]) == ["../runs.csv"]
+    assert {p["source"].partition(":")[0] for p in stored["data"]["points"]} == {"../runs.csv"}
+    assert str(copied.parent) not in json.dumps(stored)
+
+
+def test_runs_that_moved_can_be_named(capsys: pytest.CaptureFixture[str], copied: Path) -> None:
+    (copied / "elsewhere").mkdir()
+    (copied / "runs.csv").rename(copied / "elsewhere" / "runs.csv")
+    status, out = verify(capsys, copied)
+    assert status == 2 and "runs.csv: does not exist" in out
+    where = str(copied / "elsewhere" / "runs.csv")
+    assert main(["verify", str(copied / "report"), where, "--quiet"]) == 0
+
+
+def test_the_shipped_grid_has_one_name_everywhere(tmp_path: Path) -> None:
+    name = naming(tmp_path / "report")
+    assert (name(str(GRID)), name(f"{GRID}:7")) == ("published", "published:7")
+    assert located(["published"], tmp_path / "report") == [str(GRID)]
+    assert name(str(tmp_path / "runs" / "x.run.json")) == "../runs/x.run.json"
 
 
 def test_what_was_tampered_with_is_named(capsys: pytest.CaptureFixture[str], copied: Path) -> None:
@@ -89,4 +109,9 @@ def test_differences_find_every_kind_of_leaf() -> None:
     b = {"x": [1.0 + 1e-9, 2.1], "s": "bad", "n": 0.0, "source": "c/b.csv:2"}
     assert [d.where for d in differences(a, b)] == ["x[1]", "s", "n", "only"]
     assert [d.where for d in differences({"x": [1]}, {"x": [1, 2]})] == ["x"]
+    assert [d.where for d in differences({"tokens": 10**9}, {"tokens": 10**9 + 1})] == ["tokens"]
+    before, now = {"a": "1" * 64, "b": "2" * 64}, {"moved/a": "1" * 64, "b": "3" * 64}
+    assert [str(d) for d in changed_files(before, now)] == [
+        f"record b: 'sha256 {'2' * 12}' in the report, 'sha256 {'3' * 12}' from the records"
+    ]
     assert source_files(["a.csv:12", "a.csv:13", "r/x.run.json"]) == ["a.csv", "r/x.run.json"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fitting.commands import common, compare, fit
 
-SHOWN = 20
+SHOWN = 40
 _ORIGIN = ("code_versions", "data_manifest_hashes", "training")
 
 
