@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks import gpu_step, train_step
+from looped_lm.sweeps import files
+from looped_lm.sweeps.expansion import expand
+from tests.benchmarks import gpu_grid, gpu_step, train_step
 
 
 @pytest.mark.slow
@@ -38,3 +40,39 @@ def test_train_step_measures_every_architecture(
     shares = {r["architecture"]: r["flops_over_linear"] for r in figures["rows"] if "flops_over_linear" in r}
     assert shares["r8_truncated"] < shares["r8_hc"] < 1
     assert "Medians of 3 interleaved rounds" in capsys.readouterr().out
+
+
+def test_the_grids_of_gpu_grid_are_as_large_as_they_say() -> None:
+    for path, count, flops in ((gpu_grid.GPU_SWEEP, 27, 3.87e16), (gpu_grid.CPU_SWEEP, 18, 2.34e12)):
+        budgets = [run.axes["model.horizon.flops"] for run in expand(files.load(path))]
+        assert len(budgets) == count and sum(budgets) == pytest.approx(flops)
+        assert max(budgets) <= 3e15 and len(set(budgets)) == 3
+
+
+@pytest.mark.slow
+def test_gpu_grid_trains_and_fits_on_a_cpu(
+    tmp_path: Path,
+    tiny_data_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Twelve runs of a few steps: records, table and status, whatever phi comes out."""
+    keys = {
+        "trainer.accelerator": "cpu", "data.data_dir": str(tiny_data_dir), "data.seq_len": 16, "data.batch_size": 2,
+        "data.tokenizer": "datamodules.ByteTokenizer", "data.val_rows": 2, "data.final_val_rows": 4,
+        "model.head_dim": 16, "model.batch_tokens": 32, "model.prelude_layers": 1, "model.recurrent_layers": 1,
+        "model.coda_layers": 1,
+    }  # fmt: skip
+    grid = {
+        "config": ["r2.yaml", "r4.yaml"],
+        "model.horizon.flops": [5e9, 1e10, 2e10],
+        "model.size": [0.25, 0.5],
+    }
+    sweep, out = tmp_path / "tiny.yaml", tmp_path / "grid.json"
+    sweep.write_text(json.dumps({"keys": keys, "grid": grid}))
+    options = ["--sweep", str(sweep), "--starts", "20", "--resamples", "0", "--json", str(out)]
+    monkeypatch.setattr("sys.argv", ["gpu_grid.py", *options])
+    gpu_grid.main()
+    found, text = json.loads(out.read_text()), capsys.readouterr().out
+    assert found["analysis"]["fit"]["runs"] == 12 and not found["stopped"]
+    assert f"status {found['analysis']['fit']['status']}" in text and text.count("| 2 | ") == 3

@@ -54,6 +54,36 @@ def test_an_excluded_run_is_listed_with_its_rule_and_phi_is_given_both_ways(anal
     assert f"{with_them:.4f} with them" in text and "iso_depth_grid.csv:" in text
 
 
+def test_the_lowest_loss_of_every_cell_is_found(analysis):
+    """Against a plain loop over the table."""
+    by: dict = {}
+    for point in analysis["data"]["points"]:
+        by.setdefault((point["r"], point["budget"]), []).append(point)
+    assert [(m["r"], m["budget"]) for m in analysis["minima"]] == sorted(by)
+    for m in analysis["minima"]:
+        cell = sorted(by[m["r"], m["budget"]], key=lambda p: p["d_model"])
+        best = min(cell, key=lambda p: p["loss"])
+        assert (m["d_model"], m["loss"], m["tokens"]) == (best["d_model"], best["loss"], best["tokens"])
+        assert list(m["d_models"]) == [p["d_model"] for p in cell] and m["runs"] == len(cell)
+        assert m["interior"] == (best is not cell[0] and best is not cell[-1])
+        parabola = m["parabola"]
+        if parabola["d_model"] is not None:
+            assert cell[0]["d_model"] < parabola["d_model"] < cell[-1]["d_model"]
+    assert {m["interior"] for m in analysis["minima"]} == {True, False} or len(by) == 24
+    assert analysis["data"]["tokens"] == pytest.approx(sum(p["tokens"] for p in analysis["data"]["points"]))
+
+
+def test_phi_stands_beside_the_papers(analysis):
+    found, phi = analysis["published"], analysis["fit"]["parameters"]["phi"]
+    assert (found["phi"], found["split"], found["interval"]) == (0.459, "regressed", [0.41, 0.53])
+    assert found["difference"] == pytest.approx(phi - 0.459)
+    refit = found["refit"]
+    assert refit["split"] == "paper" and refit["phi"] == pytest.approx(0.4332, abs=1e-3)
+    assert refit["difference"] == pytest.approx(phi - refit["phi"]) and refit["status"] == "ok"
+    interval = next(i for i in analysis["fit"]["intervals"]["phi"] if i["recommended"])
+    assert refit["inside_interval"] == (interval["low"] <= refit["phi"] <= interval["high"])
+
+
 def test_what_json_cannot_hold_becomes_null():
     found = plain({"a": [1.5, float("nan")], "b": (float("inf"), "text", None, True)})
     assert found == {"a": [1.5, None], "b": [None, "text", None, True]}
