@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,6 +69,17 @@ def test_the_shipped_grid_has_one_name_everywhere(tmp_path: Path) -> None:
     assert name(str(tmp_path / "runs" / "x.run.json")) == "../runs/x.run.json"
 
 
+@pytest.mark.slow
+def test_it_passes_on_a_processor_that_rounds_differently(copied: Path) -> None:
+    """OpenBLAS and numpy with the instructions of an older one, which changes last digits."""
+    older = {"OPENBLAS_CORETYPE": "Nehalem", "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4 AVX2 FMA3 AVX512F"}
+    done = subprocess.run(
+        [sys.executable, "-m", "fitting", "verify", str(copied / "report"), "--quiet"],
+        capture_output=True, text=True, env={**os.environ, **older},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+
+
 def test_what_was_tampered_with_is_named(capsys: pytest.CaptureFixture[str], copied: Path) -> None:
     """A number of fit.json, a line of report.md and a record, each by its name."""
     path = copied / "report" / "fit.json"
@@ -110,6 +124,13 @@ def test_differences_find_every_kind_of_leaf() -> None:
     assert [d.where for d in differences(a, b)] == ["x[1]", "s", "n", "only"]
     assert [d.where for d in differences({"x": [1]}, {"x": [1, 2]})] == ["x"]
     assert [d.where for d in differences({"tokens": 10**9}, {"tokens": 10**9 + 1})] == ["tokens"]
+    # A curve that touches zero, and what rounding decides.
+    assert not list(differences({"curve": [0.0, 5.0, 4.0]}, {"curve": [1e-8, 5.0, 4.0]}))
+    assert [d.where for d in differences({"curve": [0.0, 5.0]}, {"curve": [1e-3, 5.0]})] == ["curve[0]"]
+    assert not list(
+        differences({"gradient_norm": 1e-11, "message": "a"}, {"gradient_norm": 4e-9, "message": "b"})
+    )
+    assert [d.where for d in differences({"status": "ok", "message": "a"}, {"message": "b"})] == ["status"]
     before, now = {"a": "1" * 64, "b": "2" * 64}, {"moved/a": "1" * 64, "b": "3" * 64}
     assert [str(d) for d in changed_files(before, now)] == [
         f"record b: 'sha256 {'2' * 12}' in the report, 'sha256 {'3' * 12}' from the records"
