@@ -234,7 +234,7 @@ def _profile(analysis: Analysis) -> Figure:
     figure, axis = plt.subplots(figsize=(WIDTH, 3.0))
     curve = analysis["profile"]
     values, statistic = np.array(curve["values"]), np.array(curve["statistic"])
-    intervals = analysis["fit"]["intervals"][name]
+    intervals = analysis["fit"]["intervals"].get(name, [])
     top = 3.84 * 2.6
     axis.plot(values, statistic, color="black", label="profile T")
     axis.axhline(3.84, color="0.5", linestyle=":", linewidth=1)
@@ -247,7 +247,10 @@ def _profile(analysis: Analysis) -> Figure:
             linewidth=3.5 if interval["recommended"] else 2,
             label=interval["method"] + (" (recommended)" if interval["recommended"] else ""),
         )  # fmt: skip
-    low, high = min(i["low"] for i in intervals), max(i["high"] for i in intervals)
+    # Where no interval could be made, as far as the curve is drawn.
+    shown = values[statistic < top] if (statistic < top).any() else values
+    low = min((i["low"] for i in intervals), default=float(shown.min()))
+    high = max((i["high"] for i in intervals), default=float(shown.max()))
     margin = 0.35 * (high - low)
     axis.set(
         xlabel=f"{name} (split {analysis['fit']['split']})", ylabel="T (below 0: intervals)",

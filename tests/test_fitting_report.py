@@ -179,6 +179,7 @@ def test_extras_that_cannot_be_made_leave_the_fit_and_say_why():
     text = "\n".join(section.text() for section in sections(found))
     assert "Not estimated: 4 blocks cannot carry a bootstrap" in text
     assert "not defined, because: All 29 runs have r=1" in text
+    assert "profile.png" in figures(found), "a curve without intervals"
     assert found["fit"]["parameters"]["phi"]
 
 

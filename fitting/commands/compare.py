@@ -85,19 +85,19 @@ def derive(
     if len(paths) != 2:
         raise FitError(f"A comparison has two arms, BASELINE and STUDY; {len(paths)} were named. Name both")
     name = provenance.naming(folder)
-    arms, files = [], []
+    arms, with_them, files = [], [], []
     for path, rules in zip(paths, (chosen.baseline_where, chosen.study_where), strict=True):
         kept, before = common.select(common.load([path]).where(*rules), chosen)
         files += provenance.source_files(str(source) for source in before.source)
-        arms.append((kept.renamed(name), before.renamed(name)))
-    kept, before = zip(*arms, strict=True)
+        arms.append(kept.renamed(name))
+        with_them.append(before.renamed(name))
     search = {**settings, "split": split_named(chosen.split), "progress": progress}
-    found = compare(*kept, **search)
+    found = compare(*arms, **search)
     analysis = {"schema_version": 1, "kind": "comparison", "settings": settings} | found.to_dict()
-    gone = [dict(vars(gone)) for arm in kept for gone in arm.excluded]
+    gone = [dict(vars(gone)) for arm in arms for gone in arm.excluded]
     analysis["excluded"] = [*gone, *analysis["excluded"]]
-    if list(map(len, kept)) != list(map(len, before)):
-        analysis["with_excluded_runs"] = _with_excluded(compare, before, search)
+    if list(map(len, arms)) != list(map(len, with_them)):
+        analysis["with_excluded_runs"] = _with_excluded(compare, with_them, search)
     choices = {
         key: getattr(chosen, key) for key in ("where", "exclude", "split", "baseline_where", "study_where")
     }

@@ -38,19 +38,18 @@ def environment() -> dict[str, str]:
 
 
 def train(sweep: Path, out: Path, jobs: int, seconds: float) -> tuple[float, bool]:
-    """Run a sweep, its lines on stderr; how long it took and whether the time was up before its end."""
+    """Run a sweep, its lines on stderr; how long it took and whether all of its runs are finished."""
     began = time.perf_counter()
     words = command("looped_lm", "sweep", "run", str(sweep), "--jobs", str(jobs), "--out", str(out))
     with subprocess.Popen(words, env=environment(), stdout=sys.stderr) as running:
         try:
             running.wait(timeout=max(seconds, 1.0))
-            stopped = False
         except subprocess.TimeoutExpired:
+            print("The time is up.", file=sys.stderr, flush=True)
             # Its runs save and end, as on any SIGTERM.
             running.terminate()
             running.wait()
-            stopped = True
-    return time.perf_counter() - began, stopped
+    return time.perf_counter() - began, running.returncode == 0
 
 
 def fit(records: Path, starts: int, resamples: int) -> dict[str, Any]:
@@ -117,13 +116,13 @@ def main() -> None:
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
         out = args.out or Path(scratch)
-        seconds, stopped = train(sweep, out, jobs, 60 * args.minutes - RESERVE)
+        seconds, finished = train(sweep, out, jobs, 60 * args.minutes - RESERVE)
         analysis = fit(out / files.load(sweep).name / "records", args.starts, args.resamples)
     flops = analysis.get("data", {}).get("training_flops", 0.0)
     name = torch.cuda.get_device_name() if on_gpu else "CPU (a tiny grid: its phi means nothing)"
     print(f"{name}; torch {torch.__version__}; {sweep.name}, {jobs} runs at a time\n\n{table(analysis)}\n")
-    if stopped:
-        print("The time was up before all runs were finished; the fit is that of the others.")
+    if not finished:
+        print("Not all runs are finished; the fit is that of the others.")
     print(
         f"{flops:.3g} FLOPs trained in {seconds:.0f} s, start-up included: {flops / seconds:.3g} FLOP/s; "
         f"with the fit {time.perf_counter() - begin:.0f} s"
@@ -132,7 +131,7 @@ def main() -> None:
     if args.json:
         figures = {
             "device": name, "torch": torch.__version__, "sweep": sweep.name, "jobs": jobs, "seconds": seconds,
-            "stopped": stopped, "analysis": analysis,
+            "finished": finished, "analysis": analysis,
         }  # fmt: skip
         args.json.write_text(json.dumps(figures, indent=1))
         print(f"all figures: {args.json}")
