@@ -93,7 +93,8 @@ def derive(
         with_them.append(before.renamed(name))
     search = {**settings, "split": split_named(chosen.split), "progress": progress}
     found = compare(*arms, **search)
-    analysis = {"schema_version": 1, "kind": "comparison", "settings": settings} | found.to_dict()
+    analysis: dict[str, Any] = {"schema_version": 1, "kind": "comparison", "settings": settings}
+    analysis |= found.to_dict()
     gone = [dict(vars(gone)) for arm in arms for gone in arm.excluded]
     analysis["excluded"] = [*gone, *analysis["excluded"]]
     if list(map(len, arms)) != list(map(len, with_them)):
