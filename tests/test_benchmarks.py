@@ -54,7 +54,7 @@ def test_gpu_grid_trains_and_fits_on_a_cpu(
     tmp_path: Path,
     tiny_data_dir: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Twelve runs of a few steps: records, table and status, whatever phi comes out."""
     keys = {
@@ -73,6 +73,6 @@ def test_gpu_grid_trains_and_fits_on_a_cpu(
     options = ["--sweep", str(sweep), "--starts", "20", "--resamples", "0", "--json", str(out)]
     monkeypatch.setattr("sys.argv", ["gpu_grid.py", *options])
     gpu_grid.main()
-    found, text = json.loads(out.read_text()), capsys.readouterr().out
+    found, text = json.loads(out.read_text()), capfd.readouterr().out
     assert found["analysis"]["fit"]["runs"] == 12 and found["finished"]
     assert f"status {found['analysis']['fit']['status']}" in text and text.count("| 2 | ") == 3
