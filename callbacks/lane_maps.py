@@ -13,7 +13,6 @@ from looped_lm import LoopedLM
 
 #: Validations that a picture shows at most; from there on every second one of the earlier ones.
 KEPT_COLUMNS = 128
-_DPI = 100
 
 
 class LaneMaps(L.Callback):
@@ -21,8 +20,9 @@ class LaneMaps(L.Callback):
 
     The names and weights are those of `Lanes.recurrence_weights`: mixing matrices M_i, reads alpha_i and writes beta_i
     of hyperconnection lanes, or whatever lanes of your own return. Above the weights as they are now, one matrix for
-    each recurrence (row: target lane, column: source lane), or one column where a recurrence has a vector; below, all
-    entries over the validations so far. Lanes without such weights, and loggers that take no images, get nothing.
+    each recurrence (row: target lane, column: source lane), or one column where a recurrence has a vector; below, how
+    far every entry has moved since the first validation, over the validations so far. Lanes without such weights, and
+    loggers that take no images, get nothing.
     """
 
     def __init__(self) -> None:
@@ -93,27 +93,38 @@ def draw(name: str, steps: list[int], past: list[np.ndarray]) -> np.ndarray:
     from matplotlib.figure import Figure
 
     now = strip(past[-1])
-    rows = np.stack([weights.ravel() for weights in past], axis=1)  # (entries, validations)
+    moved = np.stack([(weights - past[0]).ravel() for weights in past], axis=1)  # (entries, validations)
     r = len(past[-1])
-    each = len(rows) // r
-    largest = float(np.nanmax(np.abs(rows), initial=1.0, where=np.isfinite(rows)))
-    height = 0.9 + 0.3 * len(now), 0.9 + min(0.14 * len(rows), 6.0)
-    figure = Figure(figsize=(8, sum(height)), dpi=_DPI, layout="constrained")
+    each = len(moved) // r
+    heights = 0.25 * max(len(now), 2), min(0.6 + 0.08 * len(moved), 5.0)
+    # Small, so that its letters can be read where TensorBoard shows it small. Margins in inches: to have matplotlib
+    # find them takes longer than all of the drawing.
+    whole = 0.35 + heights[0] + 0.95 + heights[1] + 0.55
+    figure = Figure(figsize=(5, whole), dpi=120)
     canvas = FigureCanvasAgg(figure)
-    top, bottom = figure.subplots(2, 1, height_ratios=height)
-    colours: dict[str, Any] = dict(cmap="RdBu_r", vmin=-largest, vmax=largest, interpolation="nearest")
-    top.imshow(now, aspect="auto", **colours)
+    bottom = figure.add_axes((0.11, 0.55 / whole, 0.72, heights[1] / whole))
+    top = figure.add_axes((0.11, 1 - (0.35 + heights[0]) / whole, 0.72, heights[0] / whole))
+    _heat_map(top, now)
     top.set(title=f"{name} at step {steps[-1]:,}", xlabel="recurrence", ylabel="lane")
-    width = now.shape[1] / r if past[-1].ndim < 3 else past[-1].shape[2] + 1
-    top.set_xticks([width * i + (width - 2) / 2 if past[-1].ndim == 3 else i for i in range(r)], range(r))
+    width = past[-1].shape[2] + 1 if past[-1].ndim == 3 else 1
+    top.set_xticks([width * i + max(width - 2, 0) / 2 for i in range(r)], range(r))
     top.set_yticks(range(len(now)))
-    picture = bottom.imshow(rows, aspect="auto", **colours)
-    bottom.set(title="over the validations", xlabel="step", ylabel="recurrence, entry by entry")
-    shown = sorted({round(i) for i in np.linspace(0, len(steps) - 1, min(len(steps), 8))})
+    _heat_map(bottom, moved)
+    bottom.set(title=f"change since step {steps[0]:,}", xlabel="step", ylabel="recurrence")
+    shown = sorted({round(i) for i in np.linspace(0, len(steps) - 1, min(len(steps), 6))})
     bottom.set_xticks(shown, [f"{steps[i]:,}" for i in shown])
     bottom.set_yticks([each * i + (each - 1) / 2 for i in range(r)], range(r))
     for i in range(1, r):
         bottom.axhline(each * i - 0.5, color="grey", linewidth=0.5)
-    figure.colorbar(picture, ax=[top, bottom], fraction=0.04)
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+
+
+def _heat_map(axes: Any, values: np.ndarray) -> None:
+    """Blue below zero, white at, red above, with the scale beside it."""
+    largest = float(np.abs(values).max(initial=1e-6, where=np.isfinite(values)))
+    picture = axes.imshow(
+        values, aspect="auto", cmap="RdBu_r", vmin=-largest, vmax=largest, interpolation="nearest"
+    )
+    place = axes.get_position()
+    axes.figure.colorbar(picture, cax=axes.figure.add_axes((0.86, place.y0, 0.025, place.height)))

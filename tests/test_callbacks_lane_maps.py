@@ -76,19 +76,18 @@ def test_a_picture_at_every_validation_of_lanes_that_have_weights(tmp_path: Path
 
 def test_colours_are_those_of_the_weights() -> None:
     """Blue below, white at, red above zero; read back from the pixels, whatever stands around them."""
-    past = [np.array([[0.0], [v]]) for v in (1.0, -1.0)]
-    image = draw("alpha", [10, 20], past).astype(int)
+    past = [np.array([[0.0], [v]]) for v in (1.0, 2.0, -1.0)]
+    image = draw("alpha", [10, 20, 30], past).astype(int)
     assert image.ndim == 3 and image.shape[2] == 3
-    colours = (np.array(matplotlib.colormaps["RdBu_r"]([0.0, 1.0]))[:, :3] * 255).round().astype(int)
-    blue, red = (np.abs(image - c).max(axis=-1) <= 2 for c in colours)
-    half = image.shape[0] // 2
-    colour_bar = int(image.shape[1] * 0.85)
-    # Above only the newest weights, of which one is -1; below both validations of the second recurrence.
-    assert blue[:half, :colour_bar].sum() > 2000 and not red[:half, :colour_bar].any()
-    assert blue[half:, :colour_bar].sum() > 1000 and red[half:, :colour_bar].sum() > 1000
-    assert (
-        np.argwhere(red[half:, :colour_bar])[:, 1].max() < np.argwhere(blue[half:, :colour_bar])[:, 1].min()
-    )
+    colours = (np.array(matplotlib.colormaps["RdBu_r"]([0.0, 0.75, 1.0]))[:, :3] * 255).round().astype(int)
+    blue, half_red, red = (np.argwhere(np.abs(image - colour).max(axis=-1) <= 2) for colour in colours)
+    middle, scale = image.shape[0] * 0.45, image.shape[1] * 0.8
+    inside = [[p for p in pixels if p[1] < scale] for pixels in (blue, half_red, red)]
+    # Above the newest weights alone, of which one is -1; below the second one has moved up by 1, then down by 2.
+    assert [sum(p[0] < middle for p in pixels) > 500 for pixels in inside] == [True, False, False]
+    assert [sum(p[0] > middle for p in pixels) > 500 for pixels in inside] == [True, True, False]
+    below = [[p[1] for p in pixels if p[0] > middle] for pixels in inside]
+    assert max(below[1]) <= min(below[0])
     assert draw("x", [1], [np.full((2, 2, 2), np.nan)]).dtype == np.uint8
 
 
