@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+import looped_lm
 from tests.cli_options import tiny_options
 
 CURVES = {"train/loss", "val/loss", "lr/matrix", "grad/norm", "update/norm_lanes", "cost/flops"}
@@ -65,9 +67,9 @@ def test_wandb_offline_by_yaml_alone(
         return log(self, data, *args, **kwargs)
 
     monkeypatch.setattr(wandb.sdk.wandb_run.Run, "log", spy)
-    offline = {
-        "logger": {"class_path": "lightning.pytorch.loggers.WandbLogger", "init_args": {"offline": True}}
-    }
+    readme = (Path(looped_lm.__file__).parent.parent / "README.md").read_text()
+    (sample,) = re.findall(r"```yaml\n([^`]*WandbLogger[^`]*)```", readme)
+    offline = yaml.safe_load(sample)["trainer"]
     for version in range(2):
         fit(run_cli, tiny_data_dir, offline)
         wandb.finish()
