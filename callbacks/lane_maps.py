@@ -96,6 +96,7 @@ def draw(name: str, steps: list[int], past: list[np.ndarray]) -> np.ndarray:
     moved = np.stack([(weights - past[0]).ravel() for weights in past], axis=1)  # (entries, validations)
     r = len(past[-1])
     each = len(moved) // r
+    numbers = [str(i) for i in range(r)]
     heights = 0.25 * max(len(now), 2), min(0.6 + 0.08 * len(moved), 5.0)
     # Small, so that its letters can be read where TensorBoard shows it small. Margins in inches: to have matplotlib
     # find them takes longer than all of the drawing.
@@ -107,13 +108,13 @@ def draw(name: str, steps: list[int], past: list[np.ndarray]) -> np.ndarray:
     _heat_map(top, now)
     top.set(title=f"{name} at step {steps[-1]:,}", xlabel="recurrence", ylabel="lane")
     width = past[-1].shape[2] + 1 if past[-1].ndim == 3 else 1
-    top.set_xticks([width * i + max(width - 2, 0) / 2 for i in range(r)], range(r))
+    top.set_xticks([width * i + max(width - 2, 0) / 2 for i in range(r)], numbers)
     top.set_yticks(range(len(now)))
     _heat_map(bottom, moved)
     bottom.set(title=f"change since step {steps[0]:,}", xlabel="step", ylabel="recurrence")
     shown = sorted({round(i) for i in np.linspace(0, len(steps) - 1, min(len(steps), 6))})
     bottom.set_xticks(shown, [f"{steps[i]:,}" for i in shown])
-    bottom.set_yticks([each * i + (each - 1) / 2 for i in range(r)], range(r))
+    bottom.set_yticks([each * i + (each - 1) / 2 for i in range(r)], numbers)
     for i in range(1, r):
         bottom.axhline(each * i - 0.5, color="grey", linewidth=0.5)
     canvas.draw()
