@@ -30,12 +30,13 @@ folder first, then among the shipped ones. `python -m looped_lm fit --help` docu
 commands with options of their own (--help lists them):
   sweep      many runs from one file: plan, run, status, retry, records (sweep plan iso_depth.yaml)
   generate   text from a checkpoint (--ckpt FILE --prompt TEXT)
+  evaluate   loss over recurrences, probes and public tasks of a checkpoint (--ckpt FILE)
   export     a checkpoint's model as safetensors and config.json (--ckpt FILE --out FOLDER)
   convert    checkpoints of the paper authors' public code to ours, and back (--from reference FOLDER --out FILE)
 """
 LIGHTNING = ("fit", "validate", "test", "predict")
 #: Modules of looped_lm.commands with a parser of their own, `main(args)`, which may give an exit status.
-OWN_OPTIONS = ("sweep", "generate", "export", "convert")
+OWN_OPTIONS = ("sweep", "generate", "evaluate", "export", "convert")
 COMMANDS = (*LIGHTNING, "plan", *OWN_OPTIONS)
 SIBLINGS = ("callbacks", "datamodules", "configs", "fitting")
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import yaml
 
 from looped_lm.checkpoints import look, verify
 from looped_lm.component import as_instance, import_class
-from looped_lm.pretrained import load_pretrained, read_config
+from looped_lm.pretrained import architecture, load_pretrained, read_config
 from looped_lm.transformer import LoopedTransformer
+
+if TYPE_CHECKING:
+    from lightning import LightningDataModule
+
+    from looped_lm.lightning_module import LoopedLM
 
 
 class TextTokenizer(Protocol):
@@ -40,18 +45,77 @@ def load_model(path: str | Path) -> LoopedTransformer:
         FileNotFoundError: there is nothing at `path`.
         ValueError: it is neither.
     """
+    # A folder needs no Lightning.
+    return load_pretrained(path).eval() if Path(path).is_dir() else load_lm(path).model.eval()
+
+
+def load_lm(path: str | Path) -> LoopedLM:
+    """The Lightning module of a checkpoint, or one around the model of an exported folder, on the CPU.
+
+    The recipe of the latter is a placeholder: it is for evaluation.
+
+    Raises:
+        FileNotFoundError: there is nothing at `path`.
+        ValueError: it is neither.
+    """
+    from looped_lm.lightning_module import LoopedLM
+
     path = Path(path)
     if path.is_dir():
-        return load_pretrained(path).eval()
+        from looped_lm.schedules import Steps
+
+        model = load_pretrained(path)
+        lm = LoopedLM(horizon=Steps(1), batch_tokens=model.seq_len, **architecture(model))
+        lm.model = model
+        return lm.eval()
     if not path.is_file():
         raise FileNotFoundError(
             f"{path} is neither a checkpoint nor a folder written by `python -m looped_lm export`."
         )
     look(path)
     verify(path)
-    from looped_lm.lightning_module import LoopedLM
+    return LoopedLM.load_from_checkpoint(path, map_location="cpu").eval()
 
-    return LoopedLM.load_from_checkpoint(path, map_location="cpu").model.eval()
+
+def load_data(path: str | Path, given: str | None = None) -> LightningDataModule:
+    """The data module that a model was trained with, set up for validation.
+
+    Args:
+        path: checkpoint, which names its data in the run record, or exported folder, which does not. The embedded
+            corpus is prepared first where it is not there yet.
+        given: class path of another data module, or class_path and init_args as YAML.
+
+    Raises:
+        ValueError: it is not known, or not at hand.
+    """
+    way_out = (
+        "Name some by --data, such as "
+        "'{class_path: datamodules.TokenDataModule, init_args: {data_dir: my_data, seq_len: 256}}'."
+    )
+    return _data(path, given, "validate", way_out)
+
+
+def _data(path: str | Path, given: str | None, stage: str, way_out: str) -> LightningDataModule:
+    if given is not None:
+        spec = _spec(given)
+    else:
+        config = {} if Path(path).is_dir() else look(path).record.get("config") or {}
+        spec = config.get("data") or {}
+        if not spec.get("class_path"):
+            raise ValueError(f"{path} does not say what data it was trained on. {way_out}")
+    try:
+        data = as_instance(spec)
+        data.prepare_data()
+        data.setup(stage)
+    except (TypeError, ValueError, OSError) as error:
+        raise ValueError(f"The data of {path} is not at hand ({error}). {way_out}") from error
+    return data
+
+
+def _spec(given: str) -> Any:
+    """A component as the command line names it."""
+    spec = yaml.safe_load(given)
+    return {"class_path": spec} if isinstance(spec, str) else spec
 
 
 def load_tokenizer(path: str | Path, given: str | None = None) -> TextTokenizer:
@@ -66,8 +130,7 @@ def load_tokenizer(path: str | Path, given: str | None = None) -> TextTokenizer:
         ValueError: there is none to be found.
     """
     if given is not None:
-        spec = yaml.safe_load(given)
-        return as_instance({"class_path": spec} if isinstance(spec, str) else spec)
+        return as_instance(_spec(given))
     way_out = (
         "Name one by --tokenizer, such as datamodules.ByteTokenizer or "
         "'{class_path: datamodules.FileTokenizer, init_args: {path: tokenizer.json}}'."
@@ -78,19 +141,10 @@ def load_tokenizer(path: str | Path, given: str | None = None) -> TextTokenizer:
         if settings is None:
             raise ValueError(f"{path} was exported without a tokenizer. {way_out}")
         return import_class(settings["class_path"]).load(path, settings)
-    config = look(path).record.get("config") or {}
-    if not (config.get("data") or {}).get("class_path"):
-        raise ValueError(
-            f"{path} does not say what data it was trained on, so its tokenizer is unknown. {way_out}"
-        )
-    data = as_instance(config["data"])
+    data = _data(path, None, "predict", way_out)
     if not hasattr(data, "load_tokenizer"):
         raise ValueError(f"{path} was trained on {type(data).__name__}, which knows no tokenizer. {way_out}")
     try:
-        data.prepare_data()
-        data.setup("predict")
         return data.load_tokenizer()
     except (ValueError, OSError) as error:
-        raise ValueError(
-            f"The data that {path} was trained on is not at hand ({error}). {way_out}"
-        ) from error
+        raise ValueError(f"The tokenizer of {path} is not at hand ({error}). {way_out}") from error

@@ -16,6 +16,19 @@ from looped_lm.generation.early_exit import ExitRule
 from looped_lm.transformer import LoopedTransformer
 
 
+def check_ids(model: LoopedTransformer, ids: Sequence[int]) -> None:
+    """Refuse tokens that the model has no embedding for.
+
+    Raises:
+        ValueError: naming the range of the ids, and the model's.
+    """
+    if not 0 <= min(ids) <= max(ids) < model.vocab_size:
+        raise ValueError(
+            f"A prompt has the ids {min(ids)} to {max(ids)}; the model knows 0 to {model.vocab_size - 1}. Use the "
+            "tokenizer it was trained with."
+        )
+
+
 class Decoder(ABC):
     """Rows of tokens that grow by one token each.
 
@@ -40,12 +53,7 @@ class Decoder(ABC):
             raise ValueError("Every prompt needs at least one token (BOS, where the text is empty).")
         if max_new_tokens < 1:
             raise ValueError(f"max_new_tokens is {max_new_tokens}; it must be at least 1.")
-        ids = [token for prompt in prompts for token in prompt]
-        if not 0 <= min(ids) <= max(ids) < model.vocab_size:
-            raise ValueError(
-                f"A prompt has the ids {min(ids)} to {max(ids)}; the model knows 0 to {model.vocab_size - 1}. Use the "
-                "tokenizer it was trained with."
-            )
+        check_ids(model, [token for prompt in prompts for token in prompt])
         self.model = model
         self.num_recurrences = model.num_recurrences if num_recurrences is None else num_recurrences
         model.check_recurrences(self.num_recurrences)

@@ -11,21 +11,9 @@ from looped_lm.sweeps.local import duration
 from looped_lm.sweeps.place import Status
 from looped_lm.sweeps.planning import PlannedRun
 from looped_lm.sweeps.runs import Run
+from looped_lm.text_table import aligned
 
 GIB = 2**30
-
-
-def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> str:
-    """Columns of text, the first `left` of them to the left, the others to the right."""
-    table = [list(header), *(list(row) for row in rows)]
-    widths = [max(len(row[i]) for row in table) for i in range(len(header))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if i < left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in table
-    )
 
 
 def varying(runs: Sequence[Run]) -> list[str]:

@@ -1,0 +1,226 @@
+"""`python -m looped_lm evaluate`: loss over recurrences, probes and public tasks of a trained model."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import lightning as L
+
+    from looped_lm.evaluation.public import TaskLibrary
+    from looped_lm.evaluation.results import Results
+    from looped_lm.evaluation.scoring import Encoder, Scorer
+    from looped_lm.evaluation.selection import Selection
+    from looped_lm.lightning_module import LoopedLM
+
+SUFFIX = ".eval.json"
+#: Exit status where something that was asked for could not be measured.
+INCOMPLETE = 3
+
+TASKS = """\
+--tasks takes, in any number:
+  recurrences           validation loss at r/2, r, 2r and 4r recurrences, as far as the components allow them
+  probes                induction head and variable assignment, made from the seed; each has a name of its own, too
+  AXIS                  parametric_knowledge, reading_comprehension, math_word_problems, compositional_symbolic: the
+                        public tasks of an axis, through lm-eval; reasoning_primitives: the probes
+  public, all           the four axes of public tasks; everything
+  NAME, FILE.yaml       a task or group of lm-eval, or a task file in its format
+
+Public tasks fetch their data from the Hugging Face Hub, or take it from the local cache. The exit status is 3 where
+something that was asked for could not be measured.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    p = argparse.ArgumentParser(
+        prog="python -m looped_lm evaluate",
+        description="Measure a trained model, print a table and write a JSON file beside the checkpoint.",
+        epilog=TASKS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    p.add_argument("--ckpt", "--ckpt_path", required=True, help="checkpoint, or a folder written by `export`")
+    p.add_argument(
+        "--tasks", nargs="+", help="see below; default: recurrences (where data is known) and probes"
+    )
+    p.add_argument(
+        "--recurrences",
+        type=int,
+        nargs="+",
+        help="measure everything at these; default: the loss at r/2, r, 2r, 4r, the rest at r, as trained",
+    )
+    p.add_argument(
+        "--examples", type=int, help="of every probe and task; default: 1,000 of a probe, all of a task"
+    )
+    p.add_argument(
+        "--seed", type=int, default=0, help="of the probes and the choice of shots; default: %(default)s"
+    )
+    p.add_argument("--batch-size", type=int, default=32, help="prompts of one pass; default: %(default)s")
+    p.add_argument("--context", type=int, help="tokens that the model reads at once; default: as trained")
+    p.add_argument("--out", type=Path, help=f"file to write; default: the checkpoint's name with {SUFFIX}")
+    p.add_argument("--overwrite", action="store_true", help="replace a file of that name")
+    p.add_argument("--data", help="data module, class_path and init_args as YAML; default: that of training")
+    p.add_argument(
+        "--tokenizer", help="class path, or class_path and init_args as YAML; default: that of training"
+    )
+    p.add_argument("--device", help="such as cpu or cuda:0; default: a GPU where there is one")
+    p.add_argument("--precision", help="as in fit; default: that of training, or 32-true")
+    return p
+
+
+def main(args: Sequence[str]) -> int:
+    """Run the command; its exit status."""
+    given = parser().parse_args(args)
+    from fitting.records import write_text_atomically
+    from looped_lm.evaluation.selection import select
+
+    out = given.out or beside(Path(given.ckpt))
+    if out.exists() and not given.overwrite:
+        raise FileExistsError(f"{out} exists: name another file by --out, or give --overwrite.")
+    names = given.tasks or default_tasks(Path(given.ckpt), given.data)
+    selection = select(names)
+    results = start(given, names, selection)
+    try:
+        run(given, selection, results)
+    finally:
+        # An evaluation that is interrupted keeps what it has found.
+        if results.losses or results.tasks:
+            write_text_atomically(out, results.to_json())
+            print(f"\n{results.table()}\n\nresults  {out}")
+    return 0 if results.complete else INCOMPLETE
+
+
+def beside(checkpoint: Path) -> Path:
+    """Where results of a checkpoint, or of an exported folder, are written."""
+    checkpoint = checkpoint if checkpoint.is_dir() else checkpoint.with_suffix("")
+    return checkpoint.with_name(checkpoint.name + SUFFIX)
+
+
+def default_tasks(checkpoint: Path, data: str | None) -> list[str]:
+    """What runs offline: an exported folder does not know its data."""
+    if checkpoint.is_dir() and data is None:
+        print("note: an exported folder names no data (--data does): only the probes run.", file=sys.stderr)
+        return ["probes"]
+    return ["recurrences", "probes"]
+
+
+def start(given: argparse.Namespace, names: Sequence[str], selection: Selection) -> Results:
+    """Empty results of a request, once it is known that it can be met at all."""
+    from looped_lm.evaluation.results import Results
+
+    if given.examples is not None and given.examples < 1:
+        raise ValueError(f"--examples is {given.examples}; it must be at least 1.")
+    if selection.public:
+        from looped_lm.evaluation.public import hub_problem, leave_hub_alone, require_lm_eval
+
+        require_lm_eval()
+        problem = hub_problem()
+        if problem is not None:
+            print(f"note: {problem}: public tasks need their data in the local cache.", file=sys.stderr)
+            leave_hub_alone()
+    about = {
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "checkpoint": str(given.ckpt),
+        "asked": list(names),
+        "seed": given.seed,
+        "examples": given.examples,
+    }
+    return Results(about)
+
+
+def run(given: argparse.Namespace, selection: Selection, results: Results) -> None:
+    """Measure everything, row by row into the results."""
+    from looped_lm.cli import quiet
+    from looped_lm.evaluation.measuring import place, trained_precision, trainer_on
+    from looped_lm.evaluation.scoring import Encoder, Scorer
+    from looped_lm.model_files import load_data, load_lm, load_tokenizer
+
+    quiet()
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    library = None
+    if selection.public:
+        from looped_lm.evaluation.public import TaskLibrary
+
+        library = TaskLibrary()
+        library.refuse_unknown(selection.public)
+    lm = load_lm(given.ckpt)
+    trainer = trainer_on(given.device, given.precision or trained_precision(given.ckpt))
+    scorer = Scorer(lm.model, given.batch_size, trainer.precision_plugin.forward_context)
+    encoder = data = None
+    if selection.probes or selection.public:
+        tokenizer = load_tokenizer(given.ckpt, given.tokenizer)
+        encoder = Encoder(tokenizer, lm.seq_len if given.context is None else given.context)
+    if selection.recurrences:
+        data = load_data(given.ckpt, given.data)
+    results.about.update(
+        num_recurrences=lm.model.num_recurrences,
+        context=None if encoder is None else encoder.context,
+        device=str(trainer.strategy.root_device),
+        precision=str(trainer.precision),
+    )
+    if data is not None:
+        losses(given, lm, data, trainer, results)
+    if encoder is not None:
+        place(lm, trainer)
+        tasks(given, selection, lm, scorer, encoder, library, results)
+    results.finished = True
+
+
+def losses(
+    given: argparse.Namespace, lm: LoopedLM, data: L.LightningDataModule, trainer: L.Trainer, results: Results
+) -> None:
+    """Validation loss over recurrences."""
+    from looped_lm.evaluation.measuring import default_counts, validation_loss
+
+    if data.vocab_size > lm.model.vocab_size:  # type: ignore[attr-defined]  # every data module of ours has one
+        raise ValueError(
+            f"The data has a vocabulary of {data.vocab_size}, the model one of {lm.model.vocab_size}: give "  # type: ignore[attr-defined]
+            "--data prepared with the model's tokenizer."
+        )
+    saved = None if Path(given.ckpt).is_dir() else given.ckpt
+    asked = given.recurrences is not None
+    for count in given.recurrences or default_counts(lm.model.num_recurrences):
+        print(f"validation loss, r = {count}", file=sys.stderr)
+        results.losses.append(validation_loss(lm, data, trainer, count, asked, saved))
+
+
+def tasks(
+    given: argparse.Namespace,
+    selection: Selection,
+    lm: LoopedLM,
+    scorer: Scorer,
+    encoder: Encoder,
+    library: TaskLibrary | None,
+    results: Results,
+) -> None:
+    """Probes and public tasks at each number of recurrences."""
+    from looped_lm.evaluation.axes import axis_of
+    from looped_lm.evaluation.measuring import probe_rows, refusal
+    from looped_lm.evaluation.probes import EXAMPLES
+    from looped_lm.evaluation.results import TaskRow
+
+    counts = []
+    for count in given.recurrences or [lm.model.num_recurrences]:
+        reason = refusal(lm, count)
+        if reason is None:
+            counts.append(count)
+            continue
+        names = [*(p.name for p in selection.probes), *(t.name for t in selection.public)]
+        results.tasks += [TaskRow(name, axis_of(name), count, refused=reason) for name in names]
+    for probe in selection.probes:
+        results.tasks += probe_rows(probe, scorer, encoder, counts, given.examples or EXAMPLES, given.seed)
+    if library is not None:
+        from looped_lm.evaluation.harness import HarnessLM
+        from looped_lm.evaluation.public import measure
+
+        for count in counts:
+            model = HarnessLM(scorer, encoder, count, given.seed)
+            for task in selection.public:
+                results.tasks += measure(task, library, model, given.examples, given.seed)

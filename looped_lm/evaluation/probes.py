@@ -1,0 +1,126 @@
+"""Synthetic probes of in-context reasoning: text made from a seed, the same on every machine.
+
+Source: the reasoning primitives of arXiv 2604.21106 (downstream suite). The wording around the assignments is ours, so
+figures compare with each other and not with the paper's.
+"""
+
+from __future__ import annotations
+
+import random
+import string
+from collections.abc import Callable
+from dataclasses import dataclass
+
+LINES = 8
+VARIABLES = 5
+LARGEST = 25
+SHOTS = 5
+#: Examples of a probe in the paper's suite.
+EXAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class Example:
+    """A question, and what continues it.
+
+    Args:
+        query: text up to where the answer begins.
+        answer: the gold continuation, with the space before it.
+        shots: solved examples to put before the query, the last one next to it.
+    """
+
+    query: str
+    answer: str
+    shots: tuple[str, ...] = ()
+
+    def prompt(self, shots: int) -> str:
+        """The query after the last `shots` of the solved examples."""
+        kept = self.shots[len(self.shots) - shots :]
+        return "".join(f"{shot}\n\n" for shot in kept) + self.query
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A kind of example: its name, how one is drawn, and how many solved ones go before it."""
+
+    name: str
+    draw: Callable[[random.Random], Example]
+    shots: int
+
+    def examples(self, count: int, seed: int) -> list[Example]:
+        """The first `count` examples of a seed; more of them leave the first ones as they are.
+
+        Raises:
+            ValueError: a count below 1.
+        """
+        if count < 1:
+            raise ValueError(f"{count} examples were asked for; it must be at least 1.")
+        return [self._example(random.Random(f"{seed}/{self.name}/{i}")) for i in range(count)]
+
+    def _example(self, rng: random.Random) -> Example:
+        solved = [self.draw(rng) for _ in range(self.shots)]
+        asked = self.draw(rng)
+        return Example(asked.query, asked.answer, tuple(e.query + e.answer for e in solved))
+
+
+def induction_head(rng: random.Random) -> Example:
+    """Eight lines "key -> value" of 4 and 3 random lower-case letters, then one of the keys again with "->".
+
+    Keys differ from each other, so that there is one answer.
+    """
+    pairs: dict[str, str] = {}
+    while len(pairs) < LINES:
+        key = _letters(rng, 4)
+        if key not in pairs:
+            pairs[key] = _letters(rng, 3)
+    asked = rng.choice(list(pairs))
+    lines = [f"{key} -> {value}" for key, value in pairs.items()]
+    return Example("\n".join([*lines, f"{asked} ->"]), f" {pairs[asked]}")
+
+
+def variable_assignment(depth: int, write: Callable[[list[tuple[str, str]], str], str]) -> Callable:
+    """A way to draw examples of five variables with integer values.
+
+    Values are different integers of [1,25], so that an answer tells which variable was looked up. Asked for is one of
+    the five at depth 0; at depth 1 one of five aliases, which stand for the five in an order of their own.
+
+    Args:
+        depth: hops from the variable asked for to the one that has the number, 0 or 1.
+        write: text of the assignments (name, right-hand side) in order, and of the question for a name.
+    """
+
+    def draw(rng: random.Random) -> Example:
+        names = rng.sample(string.ascii_lowercase, VARIABLES * (1 + depth))
+        values = [str(v) for v in rng.sample(range(1, LARGEST + 1), VARIABLES)]
+        direct = dict(zip(names[:VARIABLES], values, strict=True))
+        aliases = dict(zip(names[VARIABLES:], rng.sample(names[:VARIABLES], VARIABLES * depth), strict=True))
+        asked = rng.choice(list(aliases or direct))
+        answer = direct[aliases.get(asked, asked)]
+        return Example(write([*direct.items(), *aliases.items()], asked), f" {answer}")
+
+    return draw
+
+
+def _letters(rng: random.Random, count: int) -> str:
+    return "".join(rng.choice(string.ascii_lowercase) for _ in range(count))
+
+
+def in_words(assignments: list[tuple[str, str]], asked: str) -> str:
+    """Assignments as mathematics in an English sentence."""
+    *first, last = [f"{name}={value}" for name, value in assignments]
+    return f"Let {', '.join(first)} and {last}. Then the value of {asked} is"
+
+
+def in_python(assignments: list[tuple[str, str]], asked: str) -> str:
+    """Assignments as a Python program."""
+    lines = [f"{name} = {value}" for name, value in assignments]
+    return "\n".join([*lines, f"assert {asked} =="])
+
+
+PROBES = (
+    Probe("induction_head", induction_head, 0),
+    Probe("variable_assignment_0_math", variable_assignment(0, in_words), SHOTS),
+    Probe("variable_assignment_1_math", variable_assignment(1, in_words), SHOTS),
+    Probe("variable_assignment_0_code", variable_assignment(0, in_python), SHOTS),
+    Probe("variable_assignment_1_code", variable_assignment(1, in_python), SHOTS),
+)

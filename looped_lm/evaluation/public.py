@@ -1,0 +1,205 @@
+"""Public tasks, and task files of one's own, through lm-eval (extra `eval`)."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import math
+import os
+import socket
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from looped_lm.evaluation.axes import METRICS, PublicTask, axis_of
+from looped_lm.evaluation.results import TaskRow
+
+if TYPE_CHECKING:
+    from looped_lm.evaluation.harness import HarnessLM
+
+HUB = "https://huggingface.co"
+
+
+def require_lm_eval() -> None:
+    """Refuse to go on without lm-eval.
+
+    Raises:
+        ImportError: naming the way out.
+    """
+    if importlib.util.find_spec("lm_eval") is None:
+        raise ImportError(
+            "Public tasks and task files run through lm-eval, which is not installed: pip install 'looped-lm[eval]'. "
+            "The validation loss and the probes do without it (--tasks recurrences probes)."
+        )
+
+
+def hub_problem(timeout: float = 5.0) -> str | None:
+    """Why the Hugging Face Hub cannot be reached; None if it can, or if a proxy must know."""
+    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        return None
+    url = urlsplit(os.environ.get("HF_ENDPOINT", HUB))
+    try:
+        with socket.create_connection((url.hostname or "", url.port or 443), timeout):
+            return None
+    except OSError as error:
+        return f"{url.hostname} cannot be reached ({error})"
+
+
+def leave_hub_alone() -> None:
+    """Let data come from the local cache alone: each task would otherwise try the network for half a minute."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    # What is loaded already has read the environment.
+    for name in ("huggingface_hub.constants", "datasets.config"):
+        if name in sys.modules:
+            sys.modules[name].HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
+
+
+class TaskLibrary:
+    """Tasks of lm-eval by name, and of task files by path."""
+
+    def __init__(self) -> None:
+        logging.getLogger("lm_eval").setLevel(logging.ERROR)
+        self._managers: dict[bool, Any] = {}
+
+    def _manager(self, names: bool) -> Any:
+        from lm_eval.tasks import TaskManager
+
+        # An index of all task files takes a while, which a path does without.
+        if names not in self._managers:
+            self._managers[names] = TaskManager(include_defaults=names)
+        return self._managers[names]
+
+    def refuse_unknown(self, tasks: Iterable[PublicTask]) -> None:
+        """Refuse names and paths that lead nowhere.
+
+        Raises:
+            ValueError: naming the task, and names that are like it.
+        """
+        import difflib
+
+        for task in tasks:
+            if Path(task.source).suffix in (".yaml", ".yml"):
+                if not Path(task.source).is_file():
+                    raise ValueError(f"There is no task file {task.source!r}.")
+            elif task.source not in (known := self._manager(names=True).task_index):
+                close = difflib.get_close_matches(task.source, known, n=3)
+                guess = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+                raise ValueError(
+                    f"lm-eval has no task {task.source!r}.{guess} `lm-eval ls tasks` lists them; a task file is named "
+                    "by its path (.yaml)."
+                )
+
+    def load(self, task: PublicTask) -> dict[str, Any]:
+        """lm-eval's task objects by name; a group has several. Whatever they raise is passed on."""
+        is_file = Path(task.source).suffix in (".yaml", ".yml")
+        loaded = self._manager(names=not is_file).load([task.source])["tasks"]
+        for one in loaded.values():
+            if task.shots is not None or one.get_config("num_fewshot") is None:
+                one.set_config(key="num_fewshot", value=task.shots or 0)
+            if not (one.has_training_docs() or one.has_validation_docs()):
+                # Shots come from the documents that are asked about. Told so, lm-eval leaves out the one that is asked.
+                one.fewshot_cfg.split = one.config.test_split
+        return loaded
+
+
+def measure(
+    task: PublicTask, library: TaskLibrary, lm: HarnessLM, limit: int | None, seed: int
+) -> list[TaskRow]:
+    """Results of a task or of all tasks of a group; one refused row if lm-eval cannot run it here.
+
+    Args:
+        task: the task.
+        library: where it comes from.
+        lm: the model.
+        limit: examples at most; None: all.
+        seed: of the choice of shots.
+    """
+    r = lm.num_recurrences or lm.scorer.model.num_recurrences
+    try:
+        loaded = library.load(task)
+        return [_measure(task, name, one, lm, r, limit, seed) for name, one in loaded.items()]
+    except Exception as error:  # Tasks are code of others, which raises whatever it likes.
+        if os.environ.get("LOOPED_LM_TRACEBACK"):
+            raise
+        return [TaskRow(task.name, axis_of(task.name), r, shots=task.shots, refused=_reason(error))]
+
+
+def _reason(error: Exception) -> str:
+    first = next((line for line in str(error).splitlines() if line.strip()), "no reason given")
+    offline = (
+        " (no network: data must lie in the cache of `datasets`)"
+        if os.environ.get("HF_HUB_OFFLINE") == "1"
+        else ""
+    )
+    return f"{type(error).__name__}: {first[:300]}{offline}"
+
+
+def _measure(
+    task: PublicTask, name: str, one: Any, lm: HarnessLM, r: int, limit: int | None, seed: int
+) -> TaskRow:
+    from lm_eval.evaluator import evaluate
+
+    one.set_fewshot_seed(seed=seed)
+    found = evaluate(lm, {"tasks": {name: one}}, limit=limit, bootstrap_iters=0, log_samples=True)
+    samples = found["samples"][name]
+    first = [s for s in samples if s["filter"] == samples[0]["filter"]]
+    gold = [pair for pair in (gold_continuation(one, s) for s in first) if pair is not None]
+    scored = lm.scores(gold, f"{name}: gold answers")
+    tokens = sum(score.tokens for score, _ in scored)
+    metrics = plain(found["results"][name])
+    metric, accuracy = accuracy_of(metrics, task)
+    label = task.name if name == Path(task.source).stem or task.name == name else name
+    return TaskRow(
+        task=label if axis_of(task.name) else name,
+        axis=axis_of(task.name),
+        recurrences=r,
+        loss=sum(score.nats for score, _ in scored) / tokens if tokens else None,
+        accuracy=accuracy,
+        metric=metric,
+        examples=len(first),
+        tokens=tokens,
+        shots=int(one.get_config("num_fewshot") or 0),
+        cut=sum(cut for _, cut in scored),
+        metrics=metrics,
+    )
+
+
+def gold_continuation(task: Any, sample: Mapping[str, Any]) -> tuple[str, str] | None:
+    """(context, gold continuation) of a logged sample; None where the task has no such thing (whole texts).
+
+    Of several right answers the first counts. A generated answer is continued as its shots are: the task's delimiter,
+    then the target.
+    """
+    arguments, target = sample["arguments"], sample["target"]
+    if task.OUTPUT_TYPE == "loglikelihood_rolling":
+        return None
+    if task.OUTPUT_TYPE == "loglikelihood":
+        return tuple(arguments[0])
+    if task.OUTPUT_TYPE == "multiple_choice":
+        right = task.doc_to_text(sample["doc"]) if task.multiple_input else target
+        right = right[0] if isinstance(right, Sequence) and not isinstance(right, str) else right
+        index = right if isinstance(right, int) else task.doc_to_choice(sample["doc"]).index(right)
+        return tuple(arguments[index])
+    answer = str(target[0] if isinstance(target, list) else target)
+    delimiter = "" if answer[:1].isspace() else task.config.target_delimiter
+    return arguments[0][0], f"{delimiter}{answer}"
+
+
+def accuracy_of(metrics: Mapping[str, float], task: PublicTask) -> tuple[str | None, float | None]:
+    """Name and value, in [0,1], of the metric that counts right answers; Nones if there is none."""
+    for wanted in (task.metric,) if task.metric else METRICS:
+        for key, value in metrics.items():
+            if key.partition(",")[0] == wanted:
+                return wanted, value * task.scale
+    return None, None
+
+
+def plain(found: Mapping[str, Any]) -> dict[str, float]:
+    """Finite numbers among lm-eval's results, by "metric,filter"; what it could not compute is left out."""
+    return {
+        key: float(value)
+        for key, value in found.items()
+        if "," in key and not isinstance(value, (str, bool)) and math.isfinite(value)
+    }

@@ -1,0 +1,161 @@
+"""What a model makes of a continuation: its log-probability, and whether greedy decoding would give it.
+
+B batch rows, T tokens of the longest row, d = d_model, V vocabulary, N tokens of all continuations of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from tqdm import tqdm
+
+from looped_lm.generation.decoders import check_ids
+from looped_lm.model_files import TextTokenizer
+from looped_lm.transformer import LoopedTransformer
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Token ids of a prompt, BOS first, and of its continuation; `cut` where the prompt lost something."""
+
+    prompt: tuple[int, ...]
+    continuation: tuple[int, ...]
+    cut: bool = False
+
+    def __len__(self) -> int:
+        return len(self.prompt) + len(self.continuation)
+
+
+@dataclass(frozen=True)
+class Score:
+    """A continuation under the model.
+
+    Args:
+        nats: -log p of the whole continuation.
+        tokens: how many tokens it has.
+        greedy: whether each of them is the most likely one after those before it, so that greedy decoding gives it.
+    """
+
+    nats: float
+    tokens: int
+    greedy: bool
+
+
+class Encoder:
+    """Text to the ids that a model of limited context can read.
+
+    Args:
+        tokenizer: the model's tokenizer.
+        context: tokens of prompt and continuation together; at least 2.
+
+    Raises:
+        ValueError: a context below 2.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, context: int) -> None:
+        if context < 2:
+            raise ValueError(f"The context is {context} tokens; BOS and one more need at least 2.")
+        self.tokenizer, self.context = tokenizer, context
+
+    def ids(self, text: str) -> tuple[int, ...]:
+        """Ids of a text, without BOS."""
+        return tuple(int(i) for i in self.tokenizer.encode([text])[0])
+
+    def pair(self, prompt: str, continuation: str) -> Encoded:
+        """Ids of both as one text, divided where the prompt ends; nothing is cut.
+
+        A tokenizer may join the two across the border. Then each is encoded by itself.
+        """
+        first, whole = self.ids(prompt), self.ids(prompt + continuation)
+        joined = whole[: len(first)] != first or len(whole) == len(first)
+        rest = self.ids(continuation) if joined else whole[len(first) :]
+        return Encoded((self.tokenizer.bos_id, *first), rest)
+
+    def cut(self, encoded: Encoded, room: int = 0) -> Encoded:
+        """What fits into the context: the prompt loses tokens on its left, after BOS; `room` tokens more stay free.
+
+        Raises:
+            ValueError: the continuation alone is too long.
+        """
+        kept = self.context - len(encoded.continuation) - room
+        if kept < 1:
+            raise ValueError(
+                f"A continuation of {len(encoded.continuation) + room} tokens does not fit into a context of "
+                f"{self.context}."
+            )
+        if kept >= len(encoded.prompt):
+            return encoded
+        left = encoded.prompt[len(encoded.prompt) - kept + 1 :] if kept > 1 else ()
+        return Encoded((encoded.prompt[0], *left), encoded.continuation, cut=True)
+
+
+class Scorer:
+    """Scores continuations in batches of rows of like length.
+
+    Args:
+        model: the model; it is left as it is.
+        batch_size: rows of one pass.
+        forward_context: of every pass, such as autocast.
+
+    Raises:
+        ValueError: a batch size below 1.
+    """
+
+    def __init__(
+        self,
+        model: LoopedTransformer,
+        batch_size: int = 32,
+        forward_context: Callable[[], AbstractContextManager] = nullcontext,
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"The batch size is {batch_size}; it must be at least 1.")
+        self.model, self.batch_size, self.forward_context = model, batch_size, forward_context
+
+    def score(
+        self, rows: Sequence[Encoded], num_recurrences: int | None = None, title: str | None = None
+    ) -> list[Score]:
+        """Scores of the rows, in their order, by one forward pass over each.
+
+        Args:
+            rows: prompts and continuations.
+            num_recurrences: recurrences of every pass; None: the model's own count.
+            title: of the progress bar; None: there is none.
+
+        Raises:
+            ValueError: ids that the model does not know, or a count that it cannot run.
+        """
+        check_ids(self.model, [i for row in rows for i in (*row.prompt, *row.continuation)])
+        # The longest first: what does not fit into memory shows at once.
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i]), reverse=True)
+        scores: dict[int, Score] = {}
+        with tqdm(total=len(rows), desc=title, disable=title is None, leave=False) as bar:
+            for start in range(0, len(order), self.batch_size):
+                chosen = order[start : start + self.batch_size]
+                found = self._batch([rows[i] for i in chosen], num_recurrences)
+                scores.update(zip(chosen, found, strict=True))
+                bar.update(len(chosen))
+        return [scores[i] for i in range(len(rows))]
+
+    @torch.inference_mode()
+    def _batch(self, rows: Sequence[Encoded], num_recurrences: int | None) -> Iterator[Score]:
+        device = self.model.head.weight.device
+        tokens = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int64)
+        for line, row in zip(tokens, rows, strict=True):
+            line[: len(row)] = torch.tensor((*row.prompt, *row.continuation))
+        lengths = [len(row.continuation) for row in rows]
+        owner = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(lengths))
+        where = torch.cat([torch.arange(len(row.prompt), len(row)) for row in rows])
+        gold = tokens[owner, where].to(device)
+        # Padding stands on the right, where no token before it looks. Layers would be compiled for every length.
+        with self.forward_context(), torch.compiler.set_stance("force_eager"):
+            hidden = self.model.hidden(tokens.to(device), num_recurrences)
+            logits = self.model.logits(hidden[owner.to(device), where.to(device) - 1])
+        nats = -logits.log_softmax(dim=-1).gather(-1, gold[:, None])[:, 0]
+        hits = logits.argmax(dim=-1) == gold
+        return (
+            Score(float(n.double().sum()), len(n), bool(h.all()))
+            for n, h in zip(nats.cpu().split(lengths), hits.cpu().split(lengths), strict=True)
+        )
