@@ -127,6 +127,8 @@ class Scorer:
         Raises:
             ValueError: ids that the model does not know, or a count that it cannot run.
         """
+        if not rows:
+            return []
         check_ids(self.model, [i for row in rows for i in (*row.prompt, *row.continuation)])
         # The longest first: what does not fit into memory shows at once.
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]), reverse=True)
