@@ -42,7 +42,8 @@ KINDS = {
     "said": 'output_type: loglikelihood\ndoc_to_target: " {{a}}"\nmetric_list: [{metric: acc}, {metric: perplexity}]',
     "chosen": "output_type: multiple_choice\ndoc_to_target: right\ndoc_to_choice: '{{[a, wrong]}}'\n"
     "metric_list: [{metric: acc}]",
-    "written": 'output_type: generate_until\ndoc_to_target: "{{a}}"\ngeneration_kwargs: {until: ["\\n"], max_gen_toks: 6}\n'
+    "written": 'output_type: generate_until\ndoc_to_target: "{{a}}"\n'
+    'generation_kwargs: {until: ["\\n"], max_gen_toks: 6}\n'
     "metric_list: [{metric: exact_match}]",
     "whole": 'output_type: loglikelihood_rolling\ndoc_to_target: "{{q}} {{a}}"\nmetric_list: [{metric: bits_per_byte}]',
 }
@@ -182,7 +183,10 @@ def test_tasks_from_the_command_line_without_network(
     assert status == 0 and "chosen" in out, out
 
 
-def test_files_that_are_no_tasks_are_refused(run_cli: Any, in_folder: Path) -> None:
+def test_files_that_are_no_tasks_are_refused(
+    run_cli: Any, in_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     save_pretrained(tiny_model(vocab_size=257, seq_len=128), "m", ByteTokenizer())
     status, out = run_cli("evaluate", "--ckpt", "m", "--tasks", "nowhere.yaml")
     assert status == 1 and "There is no task file 'nowhere.yaml'" in out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -98,9 +99,11 @@ def validation_loss(
     if refused is not None:
         return LossRow(count, refused=refused, expected=not asked)
     lm.eval_recurrences = count
-    trainer.validate(
-        lm, datamodule=data, ckpt_path=None if checkpoint is None else str(checkpoint), verbose=False
-    )
+    path = None if checkpoint is None else str(checkpoint)
+    with warnings.catch_warnings():
+        # The callbacks of training have nothing to do here.
+        warnings.filterwarnings("ignore", message=r"(?s).*callbacks used to create the checkpoint.*")
+        trainer.validate(lm, datamodule=data, ckpt_path=path, verbose=False)
     assert lm.evaluated is not None
     loss, tokens = lm.evaluated
     return LossRow(count, loss, tokens)
