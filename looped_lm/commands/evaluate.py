@@ -99,7 +99,8 @@ def main(args: Sequence[str]) -> int:
 
 def beside(checkpoint: Path) -> Path:
     """Where results of a checkpoint, or of an exported folder, are written."""
-    checkpoint = checkpoint if checkpoint.is_dir() else checkpoint.with_suffix("")
+    # "." and ".." have no name to add to.
+    checkpoint = checkpoint.resolve() if checkpoint.is_dir() else checkpoint.with_suffix("")
     return checkpoint.with_name(checkpoint.name + SUFFIX)
 
 
@@ -221,6 +222,6 @@ def tasks(
         from looped_lm.evaluation.public import measure
 
         for count in counts:
-            model = HarnessLM(scorer, encoder, count, given.seed)
             for task in selection.public:
+                model = HarnessLM(scorer, encoder, count, given.seed)
                 results.tasks += measure(task, library, model, given.examples, given.seed)

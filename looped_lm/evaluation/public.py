@@ -150,9 +150,8 @@ def _measure(
     tokens = sum(score.tokens for score, _ in scored)
     metrics = plain(found["results"][name])
     metric, accuracy = accuracy_of(metrics, task)
-    label = task.name if name == Path(task.source).stem or task.name == name else name
     return TaskRow(
-        task=label if axis_of(task.name) else name,
+        task=name,
         axis=axis_of(task.name),
         recurrences=r,
         loss=sum(score.nats for score, _ in scored) / tokens if tokens else None,

@@ -10,9 +10,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from looped_lm.generation.decoders import check_ids
+from looped_lm.loss import chunk_tokens
 from looped_lm.model_files import TextTokenizer
 from looped_lm.transformer import LoopedTransformer
 
@@ -154,10 +156,18 @@ class Scorer:
         # Padding stands on the right, where no token before it looks. Layers would be compiled for every length.
         with self.forward_context(), torch.compiler.set_stance("force_eager"):
             hidden = self.model.hidden(tokens.to(device), num_recurrences)
-            logits = self.model.logits(hidden[owner.to(device), where.to(device) - 1])
-        nats = -logits.log_softmax(dim=-1).gather(-1, gold[:, None])[:, 0]
-        hits = logits.argmax(dim=-1) == gold
+            hidden = hidden[owner.to(device), where.to(device) - 1]
+            # Whole texts would have more logits than memory.
+            size = chunk_tokens(self.model.vocab_size)
+            parts = [self._judge(h, g) for h, g in zip(hidden.split(size), gold.split(size), strict=True)]
+        nats, hits = (torch.cat(part).cpu() for part in zip(*parts, strict=True))
         return (
             Score(float(n.double().sum()), len(n), bool(h.all()))
-            for n, h in zip(nats.cpu().split(lengths), hits.cpu().split(lengths), strict=True)
+            for n, h in zip(nats.split(lengths), hits.split(lengths), strict=True)
         )
+
+    def _judge(self, hidden: Tensor, gold: Tensor) -> tuple[Tensor, Tensor]:
+        """-log p (N,) of gold tokens (N,), and whether each is the most likely, from the head's inputs (N,d)."""
+        logits = self.model.logits(hidden)
+        nats = -logits.log_softmax(dim=-1).gather(-1, gold[:, None])[:, 0]
+        return nats, logits.argmax(dim=-1) == gold
