@@ -6,6 +6,7 @@ import difflib
 import importlib
 import importlib.util
 import os
+import select
 import signal
 import sys
 from contextlib import nullcontext
@@ -83,6 +84,16 @@ def run(args: list[str]) -> int:
     return 0
 
 
+def reader_has_left() -> bool:
+    """Whether standard output is a pipe that nobody reads any more; other pipes break, too."""
+    try:
+        there = select.poll()
+        there.register(sys.stdout.fileno(), select.POLLOUT)
+    except (OSError, ValueError):
+        return False
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in there.poll(0))
+
+
 def cli(args: list[str]) -> int:
     """Exit status of the command line."""
     if not args or args[0] in ("-h", "--help"):
@@ -117,6 +128,8 @@ def cli(args: list[str]) -> int:
         print("error: stopped by SIGTERM; resume from the last checkpoint with --ckpt_path.", file=sys.stderr)
         return 128 + signal.SIGTERM
     except BrokenPipeError:
+        if not reader_has_left():
+            raise
         # The reader (head, less) has left. What Python flushes at its end must not fail once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if args[0] in LIGHTNING:

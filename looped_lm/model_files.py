@@ -95,14 +95,24 @@ def load_data(path: str | Path, given: str | None = None) -> LightningDataModule
     return _data(path, given, "validate", way_out)
 
 
+def names_data(path: str | Path) -> bool:
+    """Whether a checkpoint says what data it was trained on; exported folders and converted checkpoints do not.
+
+    Raises:
+        ValueError: the file cannot be read, or is no checkpoint.
+    """
+    return bool(_named_data(path).get("class_path"))
+
+
+def _named_data(path: str | Path) -> Any:
+    config = {} if Path(path).is_dir() else look(path).record.get("config") or {}
+    return config.get("data") or {}
+
+
 def _data(path: str | Path, given: str | None, stage: str, way_out: str) -> LightningDataModule:
-    if given is not None:
-        spec = _spec(given)
-    else:
-        config = {} if Path(path).is_dir() else look(path).record.get("config") or {}
-        spec = config.get("data") or {}
-        if not spec.get("class_path"):
-            raise ValueError(f"{path} does not say what data it was trained on. {way_out}")
+    if given is None and not names_data(path):
+        raise ValueError(f"{path} does not say what data it was trained on. {way_out}")
+    spec = _named_data(path) if given is None else _spec(given)
     try:
         data = as_instance(spec)
         data.prepare_data()
@@ -114,8 +124,15 @@ def _data(path: str | Path, given: str | None, stage: str, way_out: str) -> Ligh
 
 def _spec(given: str) -> Any:
     """A component as the command line names it."""
-    spec = yaml.safe_load(given)
-    return {"class_path": spec} if isinstance(spec, str) else spec
+    try:
+        spec = yaml.safe_load(given)
+    except yaml.YAMLError:
+        spec = None
+    if isinstance(spec, str):
+        return {"class_path": spec}
+    if not isinstance(spec, dict) or not isinstance(spec.get("class_path"), str):
+        raise ValueError(f"{given!r} names no class: give a class path, or class_path and init_args as YAML.")
+    return spec
 
 
 def load_tokenizer(path: str | Path, given: str | None = None) -> TextTokenizer:

@@ -72,7 +72,7 @@ def test_gpu_grid_trains_and_fits_on_a_cpu(
     sweep.write_text(json.dumps({"keys": keys, "grid": grid}))
     options = ["--sweep", str(sweep), "--starts", "20", "--resamples", "0", "--json", str(out)]
     monkeypatch.setattr("sys.argv", ["gpu_grid.py", *options])
-    gpu_grid.main()
+    assert gpu_grid.main() == 0
     found, text = json.loads(out.read_text()), capfd.readouterr().out
     assert found["analysis"]["fit"]["runs"] == 12 and found["finished"]
     assert f"status {found['analysis']['fit']['status']}" in text and text.count("| 2 | ") == 3

@@ -194,6 +194,18 @@ def test_a_reader_that_leaves_early_is_told_nothing(monkeypatch: pytest.MonkeyPa
     assert capfd.readouterr().err == ""
 
 
+def test_another_pipe_that_breaks_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def broken(args: list[str]) -> int:
+        raise BrokenPipeError("a service has gone")
+
+    monkeypatch.setattr("looped_lm.__main__.run", broken)
+    reading, writing = os.pipe()
+    with os.fdopen(reading), os.fdopen(writing, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        with pytest.raises(BrokenPipeError, match="a service has gone"):
+            cli(["sweep", "plan", "injection_ablation.yaml"])
+
+
 def test_a_bare_name_is_taken_from_the_working_folder_first(in_folder: Path) -> None:
     assert resolve_config("r4.yaml") == str(BASE.parent / "r4.yaml")
     (in_folder / "r4.yaml").write_text("model: {}\n")

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from datamodules import ByteTokenizer
+from looped_lm.commands.evaluate import default_tasks
 from looped_lm.evaluation import public
 from looped_lm.lanes import HyperConnectionLanes
 from looped_lm.pretrained import save_pretrained
@@ -65,7 +67,7 @@ def test_evaluate_a_checkpoint_and_its_export(run_cli: Any, in_folder: Path, tin
     status, out = run_cli("evaluate", "--ckpt", str(ckpt), *PROBES)
     assert status == 1 and "exists: name another file by --out, or give --overwrite" in out
     before = file.read_text()
-    asked = ["--tasks", "recurrences", "induction_head", "--recurrences", "1", "4"]
+    asked = ["--tasks", "recurrences", "induction_head", "--recurrences", "1", "4", "1"]
     status, out = run_cli("evaluate", "--ckpt", str(ckpt), *PROBES, *asked, "--overwrite")
     again = json.loads(file.read_text())
     assert status == 3 and file.read_text() != before and not again["complete"], "4 was asked for"
@@ -91,6 +93,20 @@ def test_evaluate_a_checkpoint_and_its_export(run_cli: Any, in_folder: Path, tin
     assert json.loads(Path("other.json").read_text())["validation_loss"][0]["loss"] == pytest.approx(
         two["loss"], rel=1e-5
     )
+
+
+def test_by_default_only_data_that_is_known_is_asked_for(tmp_path: Path) -> None:
+    """Converted checkpoints name none."""
+    for data, expected in (({}, ["probes"]), ({"class_path": "x.Data"}, ["recurrences", "probes"])):
+        checkpoint = {
+            "state_dict": {},
+            "hyper_parameters": {},
+            "global_step": 1,
+            "run_record": {"config": {"data": data}},
+        }
+        torch.save(checkpoint | {"pytorch-lightning_version": "2.6.6"}, tmp_path / "a.ckpt")
+        assert default_tasks(tmp_path / "a.ckpt", None) == expected
+        assert default_tasks(tmp_path / "a.ckpt", "x.Data") == ["recurrences", "probes"]
 
 
 def test_a_context_that_is_too_short_is_said(run_cli: Any, in_folder: Path) -> None:
@@ -122,6 +138,8 @@ def test_a_context_that_is_too_short_is_said(run_cli: Any, in_folder: Path) -> N
         (["--ckpt", "m", "--device", "toaster"], "device 'toaster' cannot be used"),
         (["--ckpt", "m", "--tasks", "triviaqa"], "pip install 'looped-lm[eval]'"),
         (["--ckpt", "m", "--tokenizer", "datamodules.Nope"], "has no 'Nope'"),
+        (["--ckpt", "m", "--tokenizer", "{class_path: "], "names no class"),
+        (["--ckpt", "m", "--data", "[1, 2]"], "names no class"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_measured(

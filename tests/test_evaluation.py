@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from datamodules import ByteTokenizer
+from looped_lm.evaluation import public
 from looped_lm.evaluation.axes import AXES, OWN_TASKS, PUBLIC
 from looped_lm.evaluation.measuring import default_counts, fitted, probe_rows
 from looped_lm.evaluation.probes import PROBES, Example, Probe
@@ -242,3 +245,29 @@ def test_axes_are_macro_averages_of_what_was_measured() -> None:
     assert "not measured: webqs at r = 4: no network" in table and "2 of 3" in table
     assert "not measured: validation loss at r = 64: no rule" in table
     assert not Results({}, [LossRow(4, 3.0, 100)]).complete, "interrupted"
+
+
+def test_a_loss_that_is_not_finite_is_none_and_said() -> None:
+    nan = TaskRow("triviaqa", "parametric_knowledge", 4, float("nan"), 0.0, "exact_match", 10, 30, 5, 0)
+    results = Results({}, [LossRow(4, 3.0, 100), LossRow(16, float("inf"), 100)], [nan], finished=True)
+    found = json.loads(results.to_json())
+    assert not found["complete"] and found["validation_loss"][0]["loss"] == 3.0
+    assert found["validation_loss"][1]["loss"] is None and found["tasks"][0]["accuracy"] is None
+    assert found["axes"][0]["loss"] is None and found["axes"][0]["tasks"] == 0
+    assert "validation loss at r = 16: the loss is inf" in results.table()
+    assert "triviaqa at r = 4: the loss is nan" in results.table()
+
+
+def test_a_task_of_a_group_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOOPED_LM_TRACEBACK", raising=False)
+
+    def one(task: Any, name: str, loaded: Any, *_: Any) -> TaskRow:
+        if name == "b":
+            raise KeyError("no column")
+        return TaskRow(name, None, 2, 1.0)
+
+    monkeypatch.setattr(public, "_measure", one)
+    library = SimpleNamespace(load=lambda task: {"a": 1, "b": 2, "c": 3})
+    rows = public.measure(public.PublicTask("group"), library, SimpleNamespace(num_recurrences=2), None, 0)  # type: ignore[arg-type]
+    assert [(row.task, row.loss) for row in rows] == [("a", 1.0), ("b", None), ("c", 1.0)]
+    assert "KeyError" in str(rows[1].refused)

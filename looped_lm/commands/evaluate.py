@@ -78,6 +78,7 @@ def parser() -> argparse.ArgumentParser:
 def main(args: Sequence[str]) -> int:
     """Run the command; its exit status."""
     given = parser().parse_args(args)
+    given.recurrences = given.recurrences and list(dict.fromkeys(given.recurrences))
     from fitting.records import write_text_atomically
     from looped_lm.evaluation.selection import select
 
@@ -105,9 +106,11 @@ def beside(checkpoint: Path) -> Path:
 
 
 def default_tasks(checkpoint: Path, data: str | None) -> list[str]:
-    """What runs offline: an exported folder does not know its data."""
-    if checkpoint.is_dir() and data is None:
-        print("note: an exported folder names no data (--data does): only the probes run.", file=sys.stderr)
+    """What runs offline: exported folders and converted checkpoints do not know their data."""
+    from looped_lm.model_files import names_data
+
+    if data is None and checkpoint.exists() and not names_data(checkpoint):
+        print(f"note: {checkpoint} names no data (--data does): only the probes run.", file=sys.stderr)
         return ["probes"]
     return ["recurrences", "probes"]
 

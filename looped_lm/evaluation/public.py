@@ -107,7 +107,7 @@ class TaskLibrary:
 def measure(
     task: PublicTask, library: TaskLibrary, lm: HarnessLM, limit: int | None, seed: int
 ) -> list[TaskRow]:
-    """Results of a task or of all tasks of a group; one refused row if lm-eval cannot run it here.
+    """Results of a task or of all tasks of a group; a refused row for each that lm-eval cannot run here.
 
     Args:
         task: the task.
@@ -117,13 +117,24 @@ def measure(
         seed: of the choice of shots.
     """
     r = lm.num_recurrences or lm.scorer.model.num_recurrences
+
+    def refused(name: str, error: Exception) -> TaskRow:
+        if os.environ.get("LOOPED_LM_TRACEBACK"):
+            raise error
+        return TaskRow(name, axis_of(task.name), r, shots=task.shots, refused=_reason(error))
+
+    # Tasks are code of others, which raises whatever it likes.
     try:
         loaded = library.load(task)
-        return [_measure(task, name, one, lm, r, limit, seed) for name, one in loaded.items()]
-    except Exception as error:  # Tasks are code of others, which raises whatever it likes.
-        if os.environ.get("LOOPED_LM_TRACEBACK"):
-            raise
-        return [TaskRow(task.name, axis_of(task.name), r, shots=task.shots, refused=_reason(error))]
+    except Exception as error:
+        return [refused(task.name, error)]
+    rows = []
+    for name, one in loaded.items():
+        try:
+            rows.append(_measure(task, name, one, lm, r, limit, seed))
+        except Exception as error:
+            rows.append(refused(name, error))
+    return rows
 
 
 def _reason(error: Exception) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ FORMAT, VERSION = "looped_lm evaluation", 1
 
 @dataclass(frozen=True)
 class LossRow:
-    """Validation loss at one number of recurrences, or why there is none.
+    """Validation loss at one number of recurrences, or why there is none. A loss that is not finite counts as none.
 
     Args:
         recurrences: recurrences of every pass.
@@ -31,10 +32,13 @@ class LossRow:
     refused: str | None = None
     expected: bool = False
 
+    def __post_init__(self) -> None:
+        _refuse_infinite(self)
+
 
 @dataclass(frozen=True)
 class TaskRow:
-    """One probe or task at one number of recurrences, or why there is no result.
+    """One probe or task at one number of recurrences, or why there is no result: a loss that is not finite is none.
 
     Args:
         task: its name.
@@ -63,6 +67,19 @@ class TaskRow:
     cut: int | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
     refused: str | None = None
+
+    def __post_init__(self) -> None:
+        if _refuse_infinite(self):
+            object.__setattr__(self, "accuracy", None)
+
+
+def _refuse_infinite(row: LossRow | TaskRow) -> bool:
+    """Turn a result that neither JSON nor a mean can hold into the reason for having none."""
+    if row.loss is None or math.isfinite(row.loss):
+        return False
+    object.__setattr__(row, "refused", f"the loss is {row.loss}")
+    object.__setattr__(row, "loss", None)
+    return True
 
 
 @dataclass(frozen=True)

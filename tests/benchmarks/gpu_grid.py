@@ -2,7 +2,7 @@
 
 Trains the runs of gpu_grid.yaml with `sweep run`, several at a time, and fits the joint law to their records with
 `python -m fitting`. After --minutes the sweep is stopped, and what is finished is fitted. Without a GPU a tiny grid is
-run on the CPU (gpu_grid_cpu.yaml), whose phi means nothing.
+run on the CPU (gpu_grid_cpu.yaml), whose phi means nothing. The exit status is 1 if runs are missing or there is no phi.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def table(analysis: dict[str, Any]) -> str:
 _COLUMNS = (("d_models", "g"), ("losses", ".4f"))
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -116,6 +116,7 @@ def main() -> None:
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
         out = args.out or Path(scratch)
+        fresh = not (out / files.load(sweep).name).exists()
         seconds, finished = train(sweep, out, jobs, 60 * args.minutes - RESERVE)
         analysis = fit(out / files.load(sweep).name / "records", args.starts, args.resamples)
     flops = analysis.get("data", {}).get("training_flops", 0.0)
@@ -123,8 +124,10 @@ def main() -> None:
     print(f"{name}; torch {torch.__version__}; {sweep.name}, {jobs} runs at a time\n\n{table(analysis)}\n")
     if not finished:
         print("Not all runs are finished; the fit is that of the others.")
+    # What lay in --out already was not trained in this time.
+    rate = f": {flops / seconds:.3g} FLOP/s" if fresh else ", earlier parts not"
     print(
-        f"{flops:.3g} FLOPs trained in {seconds:.0f} s, start-up included: {flops / seconds:.3g} FLOP/s; "
+        f"{flops:.3g} FLOPs in finished runs; {seconds:.0f} s, start-up included{rate}; "
         f"with the fit {time.perf_counter() - begin:.0f} s"
     )
     print(phi_line(analysis))
@@ -135,7 +138,8 @@ def main() -> None:
         }  # fmt: skip
         args.json.write_text(json.dumps(figures, indent=1))
         print(f"all figures: {args.json}")
+    return int(not finished or "refused" in analysis)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
