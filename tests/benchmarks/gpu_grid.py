@@ -2,7 +2,7 @@
 
 Trains the runs of gpu_grid.yaml with `sweep run`, several at a time, and fits the joint law to their records with
 `python -m fitting`. After --minutes the sweep is stopped, and what is finished is fitted. Without a GPU a tiny grid is
-run on the CPU (gpu_grid_cpu.yaml), whose phi means nothing. The exit status is 1 if runs are missing or there is no phi.
+run on the CPU (gpu_grid_cpu.yaml), whose phi means nothing. Exits with 1 if runs are missing or there is no phi.
 """
 
 from __future__ import annotations
