@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from callbacks.media import takes_images, write_image
+from callbacks.validating import in_training
 from looped_lm import LoopedLM
 
 #: Validations that a picture shows at most; from there on every second one of the earlier ones.
@@ -42,7 +43,7 @@ class LaneMaps(L.Callback):
             self._steps, self._weights = [], {}
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
-        if trainer.state.fn != "fit" or trainer.sanity_checking or not trainer.is_global_zero:
+        if not (in_training(trainer) and trainer.is_global_zero):
             return
         if any(map(takes_images, trainer.loggers)) and self._collect(trainer.global_step, pl_module):
             for name, past in self._weights.items():

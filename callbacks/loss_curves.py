@@ -11,6 +11,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from callbacks.flops import flops_monitor
 from callbacks.layout import Charts
 from callbacks.scalars import write_scalars
+from callbacks.validating import in_training
 from looped_lm import LoopedLM
 
 #: FLOPs in one unit of the axis of TensorBoard's `by_gflops/`: counts of FLOPs themselves do not fit into its 64 bits.
@@ -88,7 +89,7 @@ class LossCurves(L.Callback):
             self._write(trainer, "train", float(trainer.callback_metrics["train/loss"]))
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
-        if trainer.state.fn == "fit" and not trainer.sanity_checking and trainer.loggers:
+        if in_training(trainer) and trainer.loggers:
             assert pl_module.evaluated is not None
             self._write(trainer, "val", pl_module.evaluated[0])
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
+from callbacks.validating import in_training
 from looped_lm import LoopedLM
 from looped_lm.preemption import SIGNALS, Preempted, act_by_default
 
@@ -128,7 +129,7 @@ class Preemption(L.Callback):
             raise self._preempted(trainer)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.state.fn != "fit" or trainer.sanity_checking:
+        if not in_training(trainer):
             return
         if self._agreed:
             raise self._preempted(trainer)
@@ -149,7 +150,7 @@ class Preemption(L.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if trainer.state.fn != "fit" or trainer.sanity_checking or batch_idx >= self._common_val_batches:
+        if not in_training(trainer) or batch_idx >= self._common_val_batches:
             return
         if self._agree():
             self._save(trainer)

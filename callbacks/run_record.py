@@ -18,6 +18,7 @@ from callbacks.checkpoint_io import CHECKPOINT_KEY, RecordingCheckpointIO
 from callbacks.flops import flops_monitor
 from callbacks.guard import rollbacks
 from callbacks.preemption import Preemption
+from callbacks.validating import in_training
 from fitting.records import RECORD_SUFFIX, RunRecord
 from looped_lm import LoopedLM
 from looped_lm.description import describe
@@ -52,7 +53,7 @@ class RunRecordWriter(L.Callback):
         self._validation = dict(state_dict)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
-        if trainer.state.fn != "fit" or trainer.sanity_checking:
+        if not in_training(trainer):
             return
         assert pl_module.evaluated is not None
         loss, tokens = pl_module.evaluated
@@ -68,8 +69,7 @@ class RunRecordWriter(L.Callback):
             # Its checkpoint has a record that says so.
             return
         folder = getattr(trainer.checkpoint_callback, "dirpath", None)
-        fitting = trainer.state.fn == "fit" and not trainer.sanity_checking
-        if folder is None or not trainer.is_global_zero or not fitting or not trainer.global_step:
+        if folder is None or not (trainer.is_global_zero and in_training(trainer) and trainer.global_step):
             return
         diverged = isinstance(exception, FloatingPointError)
         reason = f"{type(exception).__name__}: {exception}"

@@ -9,6 +9,7 @@ import lightning as L
 
 from callbacks.media import takes_texts, write_texts
 from callbacks.random_state import collect, restore
+from callbacks.validating import in_training
 from looped_lm import LoopedLM
 from looped_lm.generation import CachedDecoder, Generated, Sampling, stream
 from looped_lm.model_files import TextTokenizer
@@ -84,7 +85,7 @@ class Samples(L.Callback):
             self._beginnings = batch[0][: self.rows, :length].tolist()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
-        if trainer.state.fn != "fit" or trainer.sanity_checking:
+        if not in_training(trainer):
             return
         self._validations += 1
         last = 0 < trainer.max_steps <= trainer.global_step

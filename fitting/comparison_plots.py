@@ -9,7 +9,8 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from fitting.comparison_sections import CHANNELS, mean_channels
-from fitting.plots import COLOURS, MARKERS, WIDTH, drawn, log_ticks
+from fitting.document import recommended
+from fitting.plots import COLOURS, MARKERS, WIDTH, drawn, log_ticks, look
 
 Analysis = dict[str, Any]
 
@@ -23,7 +24,7 @@ def _delta_phi(analysis: Analysis) -> Figure:
     figure, axis = plt.subplots(figsize=(WIDTH, 1.9))
     axis.axvline(0, color="0.5", linewidth=0.8)
     for i, e in enumerate(analysis["estimates"]):
-        best = next((interval for interval in e["intervals"] if interval["recommended"]), None)
+        best = recommended(e["intervals"])
         if best:
             axis.plot([best["low"], best["high"]], [i, i], color=COLOURS[i], linewidth=2)
         axis.plot(e["delta_phi"], i, marker=MARKERS[i], color=COLOURS[i], markersize=6, linestyle="")
@@ -42,7 +43,6 @@ def _losses(analysis: Analysis) -> Figure:
     figure, axes = plt.subplots(rows, columns, figsize=(WIDTH, 2.3 * rows), squeeze=False)
     for axis, budget in zip(axes.flat, budgets, strict=False):
         for i, r in enumerate(recurrences):
-            look = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
             for arm, style, face in (
                 ("shared", "-", None),
                 ("baseline", "-", None),
@@ -54,7 +54,7 @@ def _losses(analysis: Analysis) -> Figure:
                     continue
                 axis.plot(
                     [p["n"] for p in chosen], [p["loss"] for p in chosen], style, linewidth=0.8,
-                    markerfacecolor=face or look["color"], label=f"r = {r:g}, {arm}", **look,
+                    markerfacecolor=face or look(i)["color"], label=f"r = {r:g}, {arm}", **look(i),
                 )  # fmt: skip
         axis.set(xscale="log", title=f"C = {budget:.3g} FLOPs", xlabel="unique parameters N")
         log_ticks(axis.xaxis)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
-from fitting.document import Row, Section, Table
+from fitting.document import Row, Section, Table, recommended
 
 CHANNELS = ("difference", "token", "parameters", "capacity", "unexplained")
 
@@ -39,7 +39,7 @@ def _estimates(analysis: dict[str, Any]) -> Section:
     ]
     rows: list[Row] = []
     for e in analysis["estimates"]:
-        best = next((i for i in e["intervals"] if i["recommended"]), None)
+        best = recommended(e["intervals"])
         shown = f"[{best['low']:+.4f}, {best['high']:+.4f}]" if best else "not estimated"
         rows.append(
             [

@@ -39,7 +39,12 @@ class Section:
         return "\n\n".join([f"## {self.title}", *parts])
 
 
+def recommended(intervals: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The interval that is to be quoted; None if none was estimated."""
+    return next((interval for interval in intervals if interval["recommended"]), None)
+
+
 def interval_text(intervals: Sequence[dict[str, Any]]) -> str:
     """The recommended interval as text; never a bare number."""
-    best = next((i for i in intervals if i["recommended"]), None)
+    best = recommended(intervals)
     return f"[{significant(best['low'])}, {significant(best['high'])}]" if best else "not estimated"

@@ -53,9 +53,13 @@ def drawn(
     return out
 
 
-def _look(analysis: Analysis, r: float) -> dict[str, Any]:
-    index = analysis["data"]["recurrences"].index(r)
+def look(index: int) -> dict[str, Any]:
+    """Colour and marker of the r that comes `index`-th."""
     return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
+
+
+def _look(analysis: Analysis, r: float) -> dict[str, Any]:
+    return look(analysis["data"]["recurrences"].index(r))
 
 
 def _colour(analysis: Analysis, r: float) -> dict[str, Any]:

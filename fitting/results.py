@@ -135,10 +135,14 @@ class FitResult:
             "excluded": [dict(vars(gone)) for gone in self.excluded],
         }
 
+    def recommended(self, name: str) -> Interval | None:
+        """The interval of a parameter that is to be quoted; None if none was estimated."""
+        return next((interval for interval in self.intervals.get(name, ()) if interval.recommended), None)
+
     def __str__(self) -> str:
         rows = []
         for name, value in self.parameters.items():
-            best = next((i for i in self.intervals.get(name, ()) if i.recommended), None)
+            best = self.recommended(name)
             shown = f"[{significant(best.low, 4)}, {significant(best.high, 4)}]" if best else "not estimated"
             rows.append([name, significant(value, 5), shown, "at bound" if name in self.at_bound else ""])
         head = f"{self.law.name}   split: {self.law.split.name}   runs: {self.runs}   {self.status.value}"

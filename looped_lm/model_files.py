@@ -104,9 +104,17 @@ def names_data(path: str | Path) -> bool:
     return bool(_named_data(path).get("class_path"))
 
 
+def recorded_config(path: str | Path) -> dict[str, Any]:
+    """The configuration of the run that wrote a checkpoint; empty for exported folders and where nothing says it.
+
+    Raises:
+        ValueError: the file cannot be read, or is no checkpoint.
+    """
+    return {} if Path(path).is_dir() else look(path).record.get("config") or {}
+
+
 def _named_data(path: str | Path) -> Any:
-    config = {} if Path(path).is_dir() else look(path).record.get("config") or {}
-    return config.get("data") or {}
+    return recorded_config(path).get("data") or {}
 
 
 def _data(path: str | Path, given: str | None, stage: str, way_out: str) -> LightningDataModule:

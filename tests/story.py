@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import looped_lm
+from tests.documents import code_blocks
 
 ROOT = Path(looped_lm.__file__).parent.parent
 EXAMPLES = ROOT / "examples"
@@ -30,7 +31,7 @@ class Story:
 
     def blocks(self, language: str) -> list[str]:
         """Content of the code blocks of a language."""
-        return re.findall(rf"```{language}\n(.*?)```", self.text, re.DOTALL)
+        return code_blocks(self.text, language)
 
     def block(self, part: str) -> str:
         """The one shell block that holds some words."""

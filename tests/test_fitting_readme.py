@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from fitting.__main__ import build_parser
+from tests.documents import code_blocks
 
 README = (Path(__file__).parents[1] / "fitting" / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.S)
+BLOCKS = code_blocks(README, "python")
 
 
 def test_the_worked_example_runs_and_its_comments_are_true(capsys):

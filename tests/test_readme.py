@@ -17,19 +17,16 @@ from looped_lm.config_files import SHIPPED
 from looped_lm.sweeps.expansion import expand
 from looped_lm.sweeps.files import load
 from tests.cli_options import tiny_options
+from tests.documents import code_blocks
 
 ROOT = Path(looped_lm.__file__).parent.parent
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "fitting/README.md"]
 README = (ROOT / "README.md").read_text()
 
 
-def blocks(text: str, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
-
-
 def commands(text: str = README) -> list[list[str]]:
     """Words of every command of the bash blocks, split at &&."""
-    lines = [line for block in blocks(text, "bash") for line in block.splitlines() if line.strip()]
+    lines = [line for block in code_blocks(text, "bash") for line in block.splitlines() if line.strip()]
     return [shlex.split(part) for line in lines for part in line.split("&&")]
 
 
@@ -53,7 +50,7 @@ def test_every_config_named_exists_and_every_shipped_one_is_named() -> None:
 
 
 def test_the_sample_sweep_and_the_table_of_sweeps_are_right(in_folder: Path) -> None:
-    sample = next(block for block in blocks(README, "yaml") if "grid:" in block)
+    sample = next(block for block in code_blocks(README, "yaml") if "grid:" in block)
     (in_folder / "mine.yaml").write_text(sample)
     assert len(expand(load(in_folder / "mine.yaml"))) == 14, "16 without r = 4 at size 2, two seeds"
     rows = re.findall(r"^\| ((?:`\w+\.yaml`(?:, )?)+) \| ([\d, ]+) \|", README, re.MULTILINE)
@@ -74,7 +71,7 @@ def test_every_module_called_exists() -> None:
 def test_the_sample_injection_trains_with_the_sample_command(
     run_cli: Any, in_folder: Path, tiny_data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sample = next(block for block in blocks(README, "python") if "class GatedInjection" in block)
+    sample = next(block for block in code_blocks(README, "python") if "class GatedInjection" in block)
     (in_folder / "my_injection.py").write_text(sample)
     monkeypatch.syspath_prepend(str(in_folder))
     (command,) = [c for c in lm_commands() if any("my_injection" in word for word in c)]
@@ -86,12 +83,12 @@ def test_the_sample_injection_trains_with_the_sample_command(
 def test_the_sample_injection_passes_the_sample_conformance_test(
     in_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sample = next(block for block in blocks(README, "python") if "class GatedInjection" in block)
+    sample = next(block for block in code_blocks(README, "python") if "class GatedInjection" in block)
     (in_folder / "my_injection.py").write_text(sample)
     monkeypatch.syspath_prepend(str(in_folder))
     monkeypatch.delitem(sys.modules, "my_injection", raising=False)
     namespace: dict[str, Any] = {}
-    exec(next(block for block in blocks(README, "python") if "conformance import" in block), namespace)
+    exec(next(block for block in code_blocks(README, "python") if "conformance import" in block), namespace)
     (mark,) = namespace["test_gated_injection"].pytestmark
     names = [str(check) for check in mark.args[1]]
     assert {"gradients", "flops", "compiled", "ddp", "checkpoint", "causality"} <= set(names)
@@ -101,7 +98,7 @@ def test_the_sample_injection_passes_the_sample_conformance_test(
 
 
 def test_the_sample_in_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    sample = next(block for block in blocks(README, "python") if "LoopedLM(" in block)
+    sample = next(block for block in code_blocks(README, "python") if "LoopedLM(" in block)
     exec(sample, {})
     n_once, n_rec, flops, steps = capsys.readouterr().out.split()
     assert (
@@ -116,7 +113,7 @@ def test_the_commands_shown_work_at_tiny_scale(
     run_cli: Any, in_folder: Path, tiny_data_dir: Path, index: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = lm_commands()[index]
-    sample = next(block for block in blocks(README, "python") if "class GatedInjection" in block)
+    sample = next(block for block in code_blocks(README, "python") if "class GatedInjection" in block)
     (in_folder / "my_injection.py").write_text(sample)
     monkeypatch.syspath_prepend(str(in_folder))
     if "--help" in command:
@@ -151,7 +148,7 @@ def test_the_commands_shown_work_at_tiny_scale(
 
 
 def test_the_two_commands_install_and_run_what_they_say() -> None:
-    first, second = [b for b in blocks(README, "bash") if "venv" in b]
+    first, second = [b for b in code_blocks(README, "bash") if "venv" in b]
     assert first.strip().endswith("python -m looped_lm fit --config r8_hc.yaml") and "pip install ." in first
     assert second.strip().endswith("python -m pytest") and 'pip install -e ".[dev]"' in second
 

@@ -202,6 +202,19 @@ def print_json(value: Any) -> None:
     print(json.dumps(plain(value), indent=2, allow_nan=False))
 
 
+def deliver(analysis: dict[str, Any], options: argparse.Namespace, progress: Callable[[str], None]) -> None:
+    """Print an analysis of any kind as tables or JSON, and write its report where one is asked for."""
+    from fitting.report import form_of, write_report
+
+    if options.json:
+        print_json(analysis)
+    else:
+        print("\n\n".join(section.text() for section in form_of(analysis).sections(analysis)))
+    if options.report:
+        for path in write_report(analysis, options.report, progress):
+            progress(f"wrote {path}")
+
+
 def verdict(doubts: Iterable[str]) -> int:
     """Print every reason for doubt to stderr; the exit status."""
     found = list(doubts)

@@ -35,8 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Compare, print or report. Raises `FitError` and `RecordError` for bad input."""
-    from fitting.comparison_sections import comparison_sections
-    from fitting.report import check_folder, write_report
+    from fitting.report import check_folder
 
     if options.report:
         check_folder(options.report, options.overwrite, "comparison")
@@ -48,13 +47,7 @@ def run(options: argparse.Namespace) -> int:
     }
     progress = common.progress(options)
     analysis = derive([options.baseline, options.study], options, settings, options.report, progress)
-    if options.json:
-        common.print_json(analysis)
-    else:
-        print("\n\n".join(section.text() for section in comparison_sections(analysis)))
-    if options.report:
-        for path in write_report(analysis, options.report, progress):
-            progress(f"wrote {path}")
+    common.deliver(analysis, options, progress)
     return common.verdict(analysis["problems"])
 
 

@@ -25,8 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Fit, print or report. Raises `FitError` and `RecordError` for bad input."""
-    from fitting.report import check_folder, write_report
-    from fitting.sections import sections
+    from fitting.report import check_folder
 
     if options.report:
         check_folder(options.report, options.overwrite)
@@ -40,13 +39,7 @@ def run(options: argparse.Namespace) -> int:
     }
     progress = common.progress(options)
     analysis = derive(options.runs, options, settings, options.report, progress)
-    if options.json:
-        common.print_json(analysis)
-    else:
-        print("\n\n".join(section.text() for section in sections(analysis)))
-    if options.report:
-        for path in write_report(analysis, options.report, progress):
-            progress(f"wrote {path}")
+    common.deliver(analysis, options, progress)
     fit = analysis["fit"]
     doubts = [] if fit["status"] == "ok" else [fit["message"]]
     others = [split for split in analysis.get("splits", ()) if split["split"] != fit["split"]]

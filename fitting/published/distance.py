@@ -49,5 +49,5 @@ def distance(result: FitResult, seed: int = 0, workers: int | None = None) -> di
 
 
 def _inside(result: FitResult, phi: float) -> bool | None:
-    best = next((i for i in result.intervals.get("phi", ()) if i.recommended), None)
+    best = result.recommended("phi")
     return None if best is None else best.low <= phi <= best.high

@@ -13,6 +13,11 @@ from looped_lm.evaluation.probes import PROBES
 OWN_TASKS = Path(__file__).parent / "tasks"
 
 
+def is_task_file(source: str) -> bool:
+    """Whether a task is named by the path of its file, and not by a name of lm-eval."""
+    return Path(source).suffix in (".yaml", ".yml")
+
+
 @dataclass(frozen=True)
 class PublicTask:
     """A task of lm-eval.

@@ -9,12 +9,12 @@ from pathlib import Path
 import lightning as L
 import torch
 
-from looped_lm.checkpoints import look
 from looped_lm.evaluation.axes import axis_of
 from looped_lm.evaluation.probes import Example, Probe
 from looped_lm.evaluation.results import LossRow, TaskRow
 from looped_lm.evaluation.scoring import Encoded, Encoder, Scorer
 from looped_lm.lightning_module import LoopedLM
+from looped_lm.model_files import recorded_config
 from looped_lm.trainer_settings import keeps_embedding_in_bf16
 
 DEFAULT_PRECISION = "32-true"
@@ -22,8 +22,7 @@ DEFAULT_PRECISION = "32-true"
 
 def trained_precision(path: str | Path) -> str:
     """Precision of the run that wrote a checkpoint; fp32 where nothing says so."""
-    config = {} if Path(path).is_dir() else look(path).record.get("config") or {}
-    return (config.get("trainer") or {}).get("precision") or DEFAULT_PRECISION
+    return (recorded_config(path).get("trainer") or {}).get("precision") or DEFAULT_PRECISION
 
 
 def trainer_on(device: str | None, precision: str) -> L.Trainer:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from looped_lm.evaluation.axes import METRICS, PublicTask, axis_of
+from looped_lm.evaluation.axes import METRICS, PublicTask, axis_of, is_task_file
 from looped_lm.evaluation.results import TaskRow
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class TaskLibrary:
         import difflib
 
         for task in tasks:
-            if Path(task.source).suffix in (".yaml", ".yml"):
+            if is_task_file(task.source):
                 if not Path(task.source).is_file():
                     raise ValueError(f"There is no task file {task.source!r}.")
             elif task.source not in (known := self._manager(names=True).task_index):
@@ -93,8 +93,7 @@ class TaskLibrary:
 
     def load(self, task: PublicTask) -> dict[str, Any]:
         """lm-eval's task objects by name; a group has several. Whatever they raise is passed on."""
-        is_file = Path(task.source).suffix in (".yaml", ".yml")
-        loaded = self._manager(names=not is_file).load([task.source])["tasks"]
+        loaded = self._manager(names=not is_task_file(task.source)).load([task.source])["tasks"]
         for one in loaded.values():
             if task.shots is not None or one.get_config("num_fewshot") is None:
                 one.set_config(key="num_fewshot", value=task.shots or 0)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from looped_lm.evaluation.axes import PROBE_AXIS, PUBLIC, PublicTask
+from looped_lm.evaluation.axes import PROBE_AXIS, PUBLIC, PublicTask, is_task_file
 from looped_lm.evaluation.probes import PROBES, Probe
 
 RECURRENCES = "recurrences"
@@ -48,5 +48,4 @@ def select(names: Sequence[str]) -> Selection:
 
 def as_task(name: str) -> PublicTask:
     """A task outside of the suite, by lm-eval's name or the path of its file."""
-    path = Path(name)
-    return PublicTask(path.stem if path.suffix in (".yaml", ".yml") else name, spec=name)
+    return PublicTask(Path(name).stem if is_task_file(name) else name, spec=name)

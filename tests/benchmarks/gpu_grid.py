@@ -20,6 +20,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+from fitting.document import recommended  # noqa: E402
 from looped_lm.sweeps import files  # noqa: E402
 
 HERE = Path(__file__).parent
@@ -69,7 +70,7 @@ def phi_line(analysis: dict[str, Any]) -> str:
     if "refused" in analysis:
         return f"no phi: {analysis['refused']}"
     found = analysis["fit"]
-    best = next((i for i in found["intervals"].get("phi", ()) if i["recommended"]), None)
+    best = recommended(found["intervals"].get("phi", ()))
     interval = f"[{best['low']:.3f}, {best['high']:.3f}]" if best else "no interval"
     doubt = "" if found["status"] == "ok" else ", not to be trusted"
     refused = f"; {analysis['intervals_refused']}" if "intervals_refused" in analysis else ""
