@@ -21,4 +21,4 @@ test:
 	$(PYTHON) -m pytest
 
 test-slow:
-	$(PYTHON) -m pytest -m slow
+	$(PYTHON) -m pytest -m slow -n 0

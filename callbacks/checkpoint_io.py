@@ -13,7 +13,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 
 from fitting.records import RECORD_SUFFIX, RunRecord
-from looped_lm.checkpoints import verify
+from looped_lm.checkpoints import Stored, verify
 
 CHECKPOINT_KEY = "run_record"
 PARTIAL = ".partial"
@@ -80,6 +80,12 @@ def write_record(record: Mapping[str, Any], checkpoint: str | Path) -> None:
             f"{path} could not be written ({_reason(error)}); the checkpoint beside it is whole, and --resume auto "
             "goes on from it."
         ) from error
+
+
+def mend_record(stored: Stored) -> None:
+    """Write the record of a whole checkpoint that has none beside it, as a kill between the two leaves it."""
+    if stored.record and not record_path(stored.path).exists():
+        write_record(stored.record, stored.path)
 
 
 def _flush(path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from callbacks.checkpoint_io import record_path, write_record
+from callbacks.checkpoint_io import mend_record
 from looped_lm import LoopedLM
 from looped_lm.checkpoints import Stored, in_folder
 
@@ -108,8 +108,7 @@ class Checkpoints(ModelCheckpoint):
         if trainer.is_global_zero and "://" not in str(self.dirpath):
             for stored in filter(self._is_own, in_folder(folder)[0]):
                 found[os.path.join(str(self.dirpath), stored.path.name)] = stored.step
-                if stored.record and not record_path(stored.path).exists():
-                    write_record(stored.record, stored.path)
+                mend_record(stored)
         found = trainer.strategy.broadcast(found)
         newest = [path for path, step in found.items() if step <= trainer.global_step]
         kept = newest if self.save_top_k == -1 else newest[: self.save_top_k]

@@ -14,13 +14,14 @@ import lightning as L
 import torch
 
 import looped_lm
-from callbacks.checkpoint_io import CHECKPOINT_KEY, RecordingCheckpointIO
+from callbacks.checkpoint_io import CHECKPOINT_KEY, RecordingCheckpointIO, mend_record
 from callbacks.flops import flops_monitor
 from callbacks.guard import rollbacks
 from callbacks.preemption import Preemption
 from callbacks.validating import in_training
 from fitting.records import RECORD_SUFFIX, RunRecord
 from looped_lm import LoopedLM
+from looped_lm.checkpoints import Stored
 from looped_lm.description import describe
 from looped_lm.preemption import Preempted
 
@@ -45,6 +46,10 @@ class RunRecordWriter(L.Callback):
                     "trainer.limit_val_batches is 0: without validation a run has no loss to record."
                 )
             trainer.strategy.checkpoint_io = RecordingCheckpointIO(trainer.strategy.checkpoint_io)
+
+    def on_run_complete(self, last: Stored) -> None:
+        """Called by the command line in place of training where nothing is left of a run."""
+        mend_record(last)
 
     def state_dict(self) -> dict[str, Any]:
         return dict(self._validation)

@@ -7,6 +7,7 @@ both arms of a cell together, so that what the arms have in common cancels.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -196,6 +197,10 @@ def judge(readings: tuple[Reading, ...]) -> tuple[str, str]:
     The sentence names every reading whose fit is not to be trusted.
     """
     by = {reading.name: reading for reading in readings}
+    untold = [f"'{name}'" for name in ("neither", "delta phi", "shift") if not math.isfinite(by[name].aicc)]
+    if untold:
+        few = f"AICc of {', '.join(untold)} does not exist: too few runs for that many parameters"
+        return "undecided", f"not to be told apart; {few}."
     ranked = sorted(
         (by[name] for name in ("neither", "delta phi", "shift")), key=lambda reading: reading.aicc
     )

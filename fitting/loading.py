@@ -2,21 +2,21 @@
 
 Records are `*.run.json` files (or any JSON file named outright). Several records of one run (same folder,
 run name, seed and settings, at successive steps, as a training run leaves one beside each checkpoint) count
-once: the completed one with the most steps. Every record left out is listed with its rule.
+once: the completed one with the most steps; so do copies of a record. Every record left out is listed with its rule.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fitting.csv_table import read_csv
-from fitting.records import RECORD_SUFFIX, RecordError, RunRecord
+from fitting.records import RECORD_SUFFIX, RecordError, RunRecord, architecture
 from fitting.runs import Exclusion, Runs
 
 _COLUMNS = (
@@ -47,7 +47,7 @@ def load_runs(*paths: str | os.PathLike[str], with_loss: bool = True) -> Runs:
             rows += read_csv(path, with_loss)
         else:
             records.append((path, RunRecord.load(path)))
-    for path, record in _latest(records, excluded):
+    for path, record in _distinct(_latest(records, excluded), excluded):
         rows.append(_row_of_record(path, record))
     return table(rows, excluded)
 
@@ -107,6 +107,19 @@ def _expand(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
 # ---------------------------------------------------------------------------------------------- records
 
 
+def _distinct(
+    records: list[tuple[Path, RunRecord]], excluded: list[Exclusion]
+) -> list[tuple[Path, RunRecord]]:
+    """Each record once: a sweep collects copies of those that lie beside the checkpoints."""
+    first: dict[str, Path] = {}
+    for path, record in records:
+        known = first.setdefault(record.to_json(), path)
+        if known != path:
+            excluded.append(Exclusion(str(path), f"the same record as {known}"))
+    kept = set(first.values())
+    return [(path, record) for path, record in records if path in kept]
+
+
 def _latest(records: list[tuple[Path, RunRecord]], excluded: list[Exclusion]) -> list[tuple[Path, RunRecord]]:
     runs: dict[tuple, list[tuple[Path, RunRecord]]] = {}
     for path, record in records:
@@ -134,57 +147,9 @@ def _latest(records: list[tuple[Path, RunRecord]], excluded: list[Exclusion]) ->
     return kept
 
 
-def _label(components: Mapping[str, Mapping[str, Any]], seam: str) -> str:
-    if seam not in components:
-        return "unnamed"
-    arguments = {k: v for k, v in components[seam]["init_args"].items() if v is not None}
-    name = str(components[seam]["class_path"]).rpartition(".")[2]
-    return f"{name}({', '.join(f'{k}={v}' for k, v in sorted(arguments.items()))})" if arguments else name
-
-
-# The names that CSV files use for the shipped components, so that records and CSV rows make one architecture.
-_NAMES = {
-    "LinearInjection": "linear",
-    "AdditiveInjection": "additive",
-    "PassthroughInjection": "passthrough",
-    "SingleLane": "",
-    "FullBPTT": "full",
-    "TruncatedBPTT": "truncated",
-    "PassthroughInjection+HyperConnectionLanes(num_lanes=2)": "hyperconnections",
-    "PassthroughInjection+HyperConnectionLanes": "hyperconnections",
-}
-
-
-def _architecture(record: RunRecord) -> tuple[str, str]:
-    """(injection with lanes, gradients) in the words of the CSV files; a component of one's own keeps its
-    label. Counts of recurrences that are drawn in training stand beside the gradients; their seed does not.
-    """
-    injection, bptt = _fixed_architecture(record)
-    counts = record.components.get("recurrences")
-    if counts is not None:
-        init_args = {k: v for k, v in counts["init_args"].items() if k != "seed"}
-        label = _label({"recurrences": {**counts, "init_args": init_args}}, "recurrences")
-        if label != "FixedRecurrences":
-            return injection, f"{bptt}+{label}"
-    return injection, bptt
-
-
-def _fixed_architecture(record: RunRecord) -> tuple[str, str]:
-    if record.num_recurrences == 1:
-        return "none", "full"
-    parts = [_label(record.components, "injection")]
-    # Records of models made before a seam existed do not name it.
-    parts += [_label(record.components, seam) for seam in ("lanes", "residual") if seam in record.components]
-    parts = [part for part in parts if part != "PlainResidual"]
-    whole = "+".join(parts)
-    injection = _NAMES.get(whole) or "+".join(filter(None, (_NAMES.get(part, part) for part in parts)))
-    bptt = _label(record.components, "bptt")
-    return injection, _NAMES.get(bptt, bptt)
-
-
 def _row_of_record(path: Path, record: RunRecord) -> dict[str, Any]:
     row = {name: getattr(record, name) for name in _COLUMNS if hasattr(record, name)}
-    injection, bptt = _architecture(record)
+    injection, bptt = architecture(record.components, record.num_recurrences)
     return row | {
         "source": str(path),
         "r": record.num_recurrences,

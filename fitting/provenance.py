@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import math
@@ -18,13 +19,16 @@ TOLERANCE = 1e-5
 """Relative difference below which two numbers are taken as equal. Results are the same bits on one machine; another
 processor or another numpy rounds differently, which moves a number by less than what a report shows of it."""
 _NEAR_ZERO = 1e-9
-_SEARCH = {"gradient_norm", "second_solver", "starts", "message", "problems"}
-"""How the search went: rounding decides, not the records. What follows from it, the status, is compared."""
+_SEARCH = {"gradient_norm", "second_solver", "starts", "message", "problems", "verdict"}
+"""How the search went, and sentences with rounded numbers: rounding decides, not the records. What follows from it,
+the status and what is preferred, is compared."""
 REPORTS = ("fit.json", "comparison.json")
 """The file of a report that holds its numbers, for each command that writes one."""
 PUBLISHED = "published"
 _TEXTS = ("report.md", "report.html")
 _SOURCE = "source"
+_SHOWN = 200
+"""Characters of a line that are told; the numbers behind the slider are one line."""
 Naming = Callable[[str], str]
 
 
@@ -218,15 +222,21 @@ def count_numbers(value: Any) -> int:
 
 
 def stale_texts(analysis: dict[str, Any], folder: Path) -> Iterator[Difference]:
-    """Lines that report.md and report.html should hold for the numbers of an analysis and do not."""
-    from fitting.report import rendered
+    """Lines that report.md and report.html should hold for the numbers of an analysis and do not, and lines of
+    report.md that do not come from it. Figures are not looked at."""
+    from fitting.report import FIGURES, parts_of_page, text_of
 
-    for name in _TEXTS:
-        path = folder / name
-        if not path.is_file():
-            continue
-        text = path.read_text(encoding="utf-8")
-        for part in rendered(analysis, name):
+    markdown, page = (folder / name for name in _TEXTS)
+    if markdown.is_file():
+        shown = markdown.read_text(encoding="utf-8").partition(f"\n\n{FIGURES}\n")[0].splitlines()
+        expected = text_of(analysis).splitlines()
+        for kind, i, k, j, m in difflib.SequenceMatcher(None, shown, expected, autojunk=False).get_opcodes():
+            if kind != "equal":
+                yield from (Difference(markdown.name, line, "no such line") for line in shown[i:k] if line)
+                yield from (Difference(markdown.name, "no such line", line) for line in expected[j:m] if line)
+    if page.is_file():
+        text = page.read_text(encoding="utf-8")
+        for part in parts_of_page(analysis):
             for line in part.splitlines():
                 if line.strip() and line not in text:
-                    yield Difference(name, "no such line", line.strip())
+                    yield Difference(page.name, "no such line", line.strip()[:_SHOWN])

@@ -156,6 +156,56 @@ class RunRecord:
         return cls.from_json(text, str(path))
 
 
+# The names that CSV files use for the shipped components, so that records and CSV rows make one architecture.
+_NAMES = {
+    "LinearInjection": "linear",
+    "AdditiveInjection": "additive",
+    "PassthroughInjection": "passthrough",
+    "SingleLane": "",
+    "FullBPTT": "full",
+    "TruncatedBPTT": "truncated",
+    "PassthroughInjection+HyperConnectionLanes(num_lanes=2)": "hyperconnections",
+    "PassthroughInjection+HyperConnectionLanes": "hyperconnections",
+}
+
+
+def architecture(components: Mapping[str, Mapping[str, Any]], num_recurrences: int) -> tuple[str, str]:
+    """(injection with lanes, gradients) in the words of the CSV files; a component of one's own keeps its
+    label. Counts of recurrences that are drawn in training stand beside the gradients; their seed does not.
+
+    `components` are those of a run record.
+    """
+    injection, bptt = _fixed_architecture(components, num_recurrences)
+    counts = components.get("recurrences")
+    if counts is not None:
+        init_args = {k: v for k, v in counts["init_args"].items() if k != "seed"}
+        label = _label({"recurrences": {**counts, "init_args": init_args}}, "recurrences")
+        if label != "FixedRecurrences":
+            return injection, f"{bptt}+{label}"
+    return injection, bptt
+
+
+def _fixed_architecture(components: Mapping[str, Mapping[str, Any]], num_recurrences: int) -> tuple[str, str]:
+    if num_recurrences == 1:
+        return "none", "full"
+    parts = [_label(components, "injection")]
+    # Records of models made before a seam existed do not name it.
+    parts += [_label(components, seam) for seam in ("lanes", "residual") if seam in components]
+    parts = [part for part in parts if part != "PlainResidual"]
+    whole = "+".join(parts)
+    injection = _NAMES.get(whole) or "+".join(filter(None, (_NAMES.get(part, part) for part in parts)))
+    bptt = _label(components, "bptt")
+    return injection, _NAMES.get(bptt, bptt)
+
+
+def _label(components: Mapping[str, Mapping[str, Any]], seam: str) -> str:
+    if seam not in components:
+        return "unnamed"
+    arguments = {k: v for k, v in components[seam]["init_args"].items() if v is not None}
+    name = str(components[seam]["class_path"]).rpartition(".")[2]
+    return f"{name}({', '.join(f'{k}={v}' for k, v in sorted(arguments.items()))})" if arguments else name
+
+
 def write_text_atomically(path: str | os.PathLike[str], text: str) -> Path:
     """Write UTF-8 text the way `write_bytes_atomically` does."""
     return write_bytes_atomically(path, text.encode("utf-8"))

@@ -21,6 +21,7 @@ from fitting.records import write_bytes_atomically, write_text_atomically
 from fitting.sections import sections
 
 _TEMPLATE = Path(__file__).with_name("report_page.html")
+FIGURES = "## Figures"
 
 
 @dataclass(frozen=True)
@@ -90,10 +91,15 @@ def write_report(
     return written
 
 
-def rendered(analysis: dict[str, Any], name: str) -> list[str]:
-    """The sections of an analysis as the report's file of that name holds them."""
-    written = Section.markdown if name.endswith(".md") else _html_section
-    return [written(section) for section in form_of(analysis).sections(analysis)]
+def text_of(analysis: dict[str, Any]) -> str:
+    """What report.md holds before its figures."""
+    form = form_of(analysis)
+    return "\n\n".join([f"# {form.title}", *(section.markdown() for section in form.sections(analysis))])
+
+
+def parts_of_page(analysis: dict[str, Any]) -> list[str]:
+    """What report.html holds beside its figures and template: the sections, and the numbers behind the slider."""
+    return [*map(_html_section, form_of(analysis).sections(analysis)), _slider_data(analysis)]
 
 
 def plain(value: Any) -> Any:
@@ -114,7 +120,7 @@ def _title(analysis: dict[str, Any]) -> str:
 
 
 def _markdown(form: Form, content: list[Section], drawn: dict[str, tuple[str, bytes]]) -> str:
-    parts = [f"# {form.title}", *[section.markdown() for section in content], "## Figures"]
+    parts = [f"# {form.title}", *[section.markdown() for section in content], FIGURES]
     parts += [f"![{caption}]({name})\n\n{caption}" for name, (caption, _) in drawn.items()]
     parts.append(f"Every number here comes from `{form.numbers}` in this folder.")
     return "\n\n".join(parts) + "\n"
@@ -126,14 +132,17 @@ def _page(analysis: dict[str, Any], content: list[Section], drawn: dict[str, tup
         data = base64.b64encode(png).decode("ascii")
         body += f'\n<figure><img alt="{html.escape(caption)}" src="data:image/png;base64,{data}">'
         body += f"<figcaption>{html.escape(caption)}</figcaption></figure>"
-    keys = ("data", "curves", "phi_path", "allocation", "profile", "fit")
-    # "<" must not end the script element early.
-    data = json.dumps(plain({key: analysis[key] for key in keys if key in analysis})).replace("<", "\\u003c")
     page = _TEMPLATE.read_text(encoding="utf-8")
-    values = {"TITLE": html.escape(_title(analysis)), "DATA": data, "SECTIONS": body}
+    values = {"TITLE": html.escape(_title(analysis)), "DATA": _slider_data(analysis), "SECTIONS": body}
     for name, value in values.items():
         page = page.replace(f"@@{name}@@", value)
     return page
+
+
+def _slider_data(analysis: dict[str, Any]) -> str:
+    keys = ("data", "curves", "phi_path", "allocation", "profile", "fit")
+    # "<" must not end the script element early.
+    return json.dumps(plain({key: analysis[key] for key in keys if key in analysis})).replace("<", "\\u003c")
 
 
 def _html_section(section: Section) -> str:

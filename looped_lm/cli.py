@@ -198,6 +198,10 @@ class LoopedCLI(LightningCLI):
         run.report(config.resume, self.model.provenance["config"])
         if config.resume and run.place.checkpoint is not None:
             if run.finished(self.model.plan.steps):
+                for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+                    # Whoever keeps something beside a checkpoint may have been killed before it was written.
+                    if self.trainer.is_global_zero and hasattr(callback, "on_run_complete"):
+                        callback.on_run_complete(run.place.checkpoint)
                 say(
                     self.trainer,
                     f"The run is complete ({self.model.plan.steps} steps): nothing is left to do.",

@@ -8,6 +8,10 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+# Under xdist each worker has a core of its own; this is read when torch is first imported, here and in children.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"
+
 import pytest
 import torch
 

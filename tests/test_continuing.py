@@ -59,6 +59,13 @@ def test_the_same_command_again_and_again(run_cli: Any, in_folder: Path, tiny_da
     assert status == 0 and "The run is complete (8 steps): nothing is left to do." in out, out
     assert {p: p.stat().st_mtime_ns for p in in_folder.rglob("*")} == before
 
+    # As a kill between a checkpoint and its record leaves it.
+    last = CHECKPOINTS / "step=000008.run.json"
+    record = last.read_text()
+    last.unlink()
+    status, out = run_cli(*command)
+    assert status == 0 and "nothing is left to do" in out and last.read_text() == record
+
     status, out = run_cli(*command, "--seed_everything=2")
     assert status == 1 and "was trained with seed_everything 1, and 2 is given: that is another run" in out
     assert [p.name for p in Path("runs/r4").iterdir()] == ["version_0"]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import numpy as np
 import pytest
@@ -149,6 +150,8 @@ def test_the_verdict_needs_a_lead():
     )
     assert judge((*close[:2], reading("shift", -40.0, shift=0.02), close[3]))[0] == "shift"
     assert "not to be trusted" not in sentence
+    few = judge((close[0], reading("delta phi", math.nan), *close[2:]))
+    assert few[0] == "undecided" and "AICc of 'delta phi' does not exist" in few[1]
     doubtful = (*close[:3], dataclasses.replace(close[3], trusted=False, message="at bound: phi"))
     assert "not to be trusted, because of the status of 'both'" in judge(doubtful)[1]
 

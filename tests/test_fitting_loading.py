@@ -45,9 +45,21 @@ def test_the_same_file_named_twice_counts_once(tmp_path):
     assert len(load_runs(path, tmp_path)) == 1
 
 
+def test_copies_of_a_record_count_once_and_are_listed(tmp_path):
+    """A sweep's folder holds each finished run's record twice."""
+    save(tmp_path / "run" / "checkpoints", "x", **at_step(10))
+    save(tmp_path / "run" / "checkpoints", "early", **at_step(5))
+    copy = save(tmp_path / "records", "x", **at_step(10))
+    runs = load_runs(tmp_path)
+    assert len(runs) == 1
+    rules = sorted(gone.rule for gone in runs.excluded)
+    assert len(rules) == 2 and rules[0].startswith("step 5 of a run")
+    assert rules[1] == f"the same record as {copy}"
+
+
 def test_duplicates_and_mixed_conventions_are_refused(tmp_path):
     save(tmp_path / "a", "x")
-    save(tmp_path / "b", "x")
+    save(tmp_path / "b", "x", wall_seconds=1.0)
     with pytest.raises(RecordError, match=r"b/x.run.json.*same run as .*a/x.run.json"):
         load_runs(tmp_path)
     save(tmp_path / "b", "x", seed=2, flops_convention="causal")

@@ -90,11 +90,17 @@ def test_what_was_tampered_with_is_named(capsys: pytest.CaptureFixture[str], cop
     page = copied / "report" / "report.md"
     text = page.read_text()
     assert "R²" in text
-    page.write_text(text.replace("R²", "R² (nearly)"))
+    page.write_text(
+        text.replace("R²", "R² (nearly)").replace("\n\n## Figures", "\nphi is known.\n\n## Figures")
+    )
+    slider = copied / "report" / "report.html"
+    slider.write_text(slider.read_text().replace('"curves"', '"curved"'))
     status, out = verify(capsys, copied)
     assert status == 1
     assert f"fit.parameters.phi: {true_phi + 0.01!r} in the report, {true_phi!r} from the records" in out
     assert "report.md: 'no such line' in the report" in out and not out.startswith("record ")
+    assert "report.md: 'phi is known.' in the report, 'no such line' from the records" in out
+    assert "report.html: 'no such line' in the report, '{" in out
 
 
 def test_a_record_that_changed_is_named_with_what_it_changes(

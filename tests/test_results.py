@@ -41,3 +41,16 @@ def test_reports_name_runs_that_are_committed_with_them() -> None:
         for name in json.loads(path.read_text(encoding="utf-8"))["provenance"]["sha256"]:
             inside = name == "published" or (path.parent / name).resolve().is_relative_to(ROOT)
             assert inside and not re.match(r"/|\w:", name), f"{path}: {name}"
+
+
+def test_what_is_set_in_bold_is_the_lowest_loss_of_its_line() -> None:
+    lines = [
+        line for line in (RESULTS / "README.md").read_text(encoding="utf-8").splitlines() if "**" in line
+    ]
+    checked = 0
+    for line in lines:
+        losses = re.findall(r"\*{0,2}\d\.\d{3}\*{0,2}", line)
+        if line.startswith("|") and losses:
+            assert min(losses, key=lambda cell: float(cell.strip("*"))).startswith("**"), line
+            checked += 1
+    assert checked > 20

@@ -41,6 +41,15 @@ def test_a_plan_tells_costs_and_writes_a_design_for_fitting(run_cli: Any, in_fol
         row = next(row for row in csv.DictReader(file) if row["d_model"] == "384" and row["r"] == "1")
     assert float(row["flops_per_token"]) == 475047936 and float(row["tokens"]) == 1e18 / 475047936
     assert fitting(["plan", "design.csv", "--quiet", "--simulate", "2"]) in (0, 1)
+    (in_folder / "lanes.yaml").write_text(
+        "configs: [paper.yaml]\nkeys: {model.bptt: looped_lm.TruncatedBPTT, model.bptt.window: 2}\n"
+        "grid: {config: r4_hc.yaml, model.size: 6}\n"
+    )
+    status, out = run_cli("sweep", "plan", "lanes.yaml", "--csv", "lanes.csv")
+    assert status == 0, out
+    lanes = load_runs(in_folder / "lanes.csv", with_loss=False)
+    assert lanes.injection.tolist() == ["hyperconnections"] and "truncated" in lanes.bptt[0].lower()
+    assert lanes.n_injection.tolist() == [4 * (2 * 2 + 2 + 2)], "lanes have no 2·d² of an injection"
 
 
 def test_the_batch_that_fits_is_the_largest_whose_estimate_does(in_folder: Path) -> None:
@@ -70,6 +79,7 @@ def test_peaks_come_from_lightnings_table() -> None:
         (["run", "bad.yaml"], "Did you mean 'model.size'"),
         (["run", "good.yaml", "--jobs", "0"], "--jobs is 0"),
         (["plan", "good.yaml", "--mfu", "-1"], "--mfu is -1"),
+        (["plan", "good.yaml", "--peak-flops", "0"], "--peak-flops is 0"),
         (["plan", "good.yaml", "--device", "h100"], "is not in Lightning's table"),
     ],
 )
@@ -119,3 +129,13 @@ def test_records_of_shared_runs_are_collected_too(run_cli: Any, in_folder: Path)
     status, out = run_cli("sweep", "records", "two.yaml")
     assert status == 0 and "1 shared runs are not finished; the sweep one trains them" in out
     assert [p.name for p in (in_folder / "runs" / "two" / "records").iterdir()] == [f"{run.id}.run.json"]
+    # Records kept elsewhere: those of the other sweep lie in the folder of its name.
+    other = expand(files.load(Path("one.yaml")))[1]
+    for kept in (run, other):
+        RunRecord.from_dict({**record_fields(), "run_name": kept.id}).save(
+            Path("elsewhere") / "one" / f"{kept.id}.run.json"
+        )
+    status, out = run_cli("sweep", "status", "two.yaml", "--out", "nowhere", "--records", "elsewhere/two")
+    assert "shared" not in out
+    status, out = run_cli("sweep", "records", "two.yaml", "--out", "nowhere", "--records", "elsewhere/two")
+    assert {p.name for p in Path("elsewhere/two").iterdir()} == {f"{r.id}.run.json" for r in (run, other)}

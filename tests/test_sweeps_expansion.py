@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,15 @@ from typing import Any
 import pytest
 
 from fitting.published import GRID
+from looped_lm.commands.sweep import latest_record
 from looped_lm.sweeps import files
 from looped_lm.sweeps.expansion import expand, shared_runs
+from looped_lm.sweeps.place import Place
 from looped_lm.sweeps.planning import Planner
 from looped_lm.sweeps.runs import Run
 from tests.reference.accounting import flops_per_token
+
+ROOT = Path(__file__).parents[1]
 
 BUDGET, SIZE, LR = "model.horizon.flops", "model.size", "model.transfer.matrix"
 RATES = [0.008, 0.010, 0.012, 0.014, 0.016, 0.018, 0.020, 0.024]
@@ -98,10 +103,10 @@ def test_the_other_shipped_sweeps_are_the_papers() -> None:
 
 def test_the_nano_sweeps_share_their_first_architecture_and_have_three_widths_per_budget_or_more() -> None:
     grid, lanes = shipped("nano_iso_depth"), shipped("nano_hyperconnections")
-    assert (len(grid), len(lanes), len(shipped("nano_lr_sweep"))) == (48, 36, 52)
+    assert (len(grid), len(lanes), len(shipped("nano_lr_sweep"))) == (52, 36, 52)
     for runs, recurrences in ((grid, 4), (lanes, 3)):
         per_cell = Counter((run.axes["config"], run.axes[BUDGET]) for run in runs)
-        assert len(per_cell) == recurrences * 3 and set(per_cell.values()) == {3, 4, 5}
+        assert len(per_cell) == recurrences * 3 and set(per_cell.values()) <= {3, 4, 5}
         budgets = {budget for _, budget in per_cell}
         assert max(budgets) >= 10 * min(budgets)
     borrowed = shared_runs(files.load(files.find("nano_hyperconnections.yaml")))
@@ -215,6 +220,8 @@ def test_axes_that_depend_on_others_and_rules(tmp_path: Path) -> None:
         ("grid: {model.size: [1, 2]}\nskip: [{model.size: 3}]", ["no run meets the rule skip model.size: 3"]),
         ("grid: {model.size: [1, 2]}\nskip: [{model.size: '>0'}]", ["leave no run"]),
         ("grid: {model.size: [1, 2]}\nkeys: {model.size: 3}", ["under keys and in the grid"]),
+        ("grid: {model.size: [1, 2]}\nkeys: {config: r8.yaml}", ["stand under configs"]),
+        ("grid: {model.size: [1, 2]}\nkeys: {a: 1, a: 2}", ["'a' stands twice"]),
         ("grid: {model.size: [1, 2]}\nname: a/b", ["'a/b'"]),
         ("grid: {model.size: [1, 2]}\nshared: [{sweep: iso_deph.yaml}]", ["Did you mean iso_depth.yaml?"]),
         ("grid: {model.horizon: [looped_lm.Steps, looped_lm.Steps]}", ["twice"]),
@@ -237,6 +244,9 @@ def test_a_value_that_fit_refuses_is_refused_with_the_run(tmp_path: Path) -> Non
         Planner().plan(run)
     (run,) = runs_of(tmp_path, "grid: {config: r4.yaml, model.horizon.flops: 1e3}")
     with pytest.raises(ValueError, match="less than one optimizer step"):
+        Planner().plan(run)
+    (run,) = runs_of(tmp_path, "grid: {config: r4.yaml, data.batch_size: 3}")
+    with pytest.raises(ValueError, match=rf"Run {run.id} is refused: batch_tokens .* not a multiple"):
         Planner().plan(run)
 
 
@@ -274,7 +284,31 @@ def test_an_id_is_what_is_trained_and_nothing_else(tmp_path: Path) -> None:
         ids(f"grid: {{config: r4.yaml, model.horizon.flops: 1e13}}\nkeys: {{{key}}}")[0] for key in others[1:]
     }
     assert len(found | {one}) == 4 and ids("grid: {config: r4.yaml, model.horizon.flops: 2e13}") != [one]
+    assert ids(
+        "grid: {config: r4.yaml, model.horizon.flops: 1e13}\nkeys: {trainer.gradient_clip_val: 1.0}"
+    ) != [one]
+    classes = set()
+    for name in ("Linear", "Additive"):
+        (tmp_path / "class.yaml").write_text(
+            f"model:\n  injection:\n    class_path: looped_lm.{name}Injection\n    init_args: {{}}\n"
+        )
+        classes |= set(ids("grid: {config: r4.yaml}\nconfigs: [class.yaml]"))
+        os.utime(tmp_path / "class.yaml", (1, 1))
+    assert len(classes) == 2, "a class counts, with and without arguments"
     two = ids("grid: {config: r4.yaml, model.horizon.flops: 1e13, model.compile_layers: [false, true]}")
     assert len(set(two)) == 2, "an axis always tells runs apart"
     with pytest.raises(ValueError, match="stands in it twice"):
         ids("grid: {config: r4.yaml, model.bptt: [looped_lm.FullBPTT, {class_path: looped_lm.FullBPTT}]}")
+
+
+@pytest.mark.parametrize("name", ["nano_iso_depth", "nano_hyperconnections", "nano_lr_sweep"])
+def test_committed_records_are_those_of_the_shipped_sweeps(name: str) -> None:
+    """A key more in a config they use would make other runs of them, and train them all again."""
+    place = Place(ROOT / "nowhere", name, latest_record, records=ROOT / "results" / name)
+    assert [run.id for run in shipped(name) if not place.finished(run)] == []
+
+
+def test_what_a_config_merges_may_be_overridden(tmp_path: Path) -> None:
+    file = tmp_path / "merged.yaml"
+    file.write_text("a: &a {size: 1, depth: 2}\nb: {<<: *a, size: 3}\n")
+    assert files.read_yaml(file)["b"] == {"size": 3, "depth": 2}

@@ -58,9 +58,6 @@ def check(folder: Path, report: dict[str, Any], count: int) -> None:
     assert report["states"] == ["finished"] * count, logs
     assert report["exits"] == [-9, 0, 0], logs
     assert len(report["records"]) == count
-    assert (
-        "finished" not in [s for s in report["before"].values()] or "interrupted" in report["before"].values()
-    )
     for name, events in report["attempts"].items():
         ends = [e["exit_status"] for e in events if "exit_status" in e]
         assert ends.count(0) == 1, f"{name} was trained to its end more than once: {events}"
@@ -81,7 +78,10 @@ def test_a_killed_launcher_and_two_at_once(tmp_path: Path, tiny_data_dir: Path) 
     file = tiny_sweep(tmp_path, tiny_data_dir, seeds=3, steps=40)
     report = drive(tmp_path, file, kills=0, seed=1)
     check(tmp_path, report, 3)
-    assert "finished" in (tmp_path / "second.log").read_text() + (tmp_path / "third.log").read_text()
+    after = (tmp_path / "second.log").read_text() + (tmp_path / "third.log").read_text()
+    assert "finished  " in after or "elsewhere " in after, (
+        "nothing was left for the launchers that came after"
+    )
 
 
 @pytest.mark.slow
@@ -108,5 +108,5 @@ def test_times_are_told_in_units_that_suit(tmp_path: Path) -> None:
         "2.0 h",
         "5.0 days",
     ]
-    launcher = LocalLauncher(Place(tmp_path, "x", lambda path: None), 4, ["0", "1"], {})
+    launcher = LocalLauncher(Place(tmp_path, "x", lambda path: None), 4, ["0", "1"], {}, {})
     assert launcher.threads == max(1, len(os.sched_getaffinity(0)) // 4)

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from test_fitting_records import record_fields
 
-from fitting.records import RunRecord
+from fitting.records import RecordError, RunRecord
 from looped_lm.commands.sweep import latest_record
 from looped_lm.preemption import EXIT_STATUS
+from looped_lm.sweeps import worker
 from looped_lm.sweeps.place import Claimed, Place, State
 from looped_lm.sweeps.runs import Run
 
@@ -69,6 +70,48 @@ def test_a_run_keeps_its_folder_when_the_sweep_names_it_otherwise(place: Place, 
     assert more.hash == RUN.hash and more.id != RUN.id
     fresh = Place(tmp_path, "mine", latest_record)
     assert fresh.folder(more) == place.folder(RUN) and f"--run_name={RUN.id}" in fresh.command(more)
+
+
+def test_a_collected_record_that_cannot_be_read_stops_the_sweep(place: Place) -> None:
+    """It might be of a later version: to train its run again would throw it away."""
+    write_record(place)
+    kept = place.keep_record(RUN)
+    assert kept is not None
+    kept.write_text(kept.read_text().replace('"schema_version": 1', '"schema_version": 99'))
+    with pytest.raises(RecordError, match="run.json.*schema_version"):
+        place.keep_record(RUN)
+    (place.folder(RUN) / "version_0" / "checkpoints" / kept.name).unlink(missing_ok=True)
+    elsewhere = Place(place.root / "other", "mine", latest_record, records=place.records)
+    with pytest.raises(RecordError, match="schema_version"):
+        elsewhere.status(RUN)
+
+
+def test_records_of_no_run_of_the_sweep_are_told_apart(place: Place) -> None:
+    write_record(place)
+    kept = place.keep_record(RUN)
+    assert place.foreign([RUN.hash]) == [] and place.foreign(["0" * 8]) == [kept]
+
+
+def test_a_run_that_failed_since_it_was_chosen_is_left_alone(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two launchers start at once: what fails under one of them is not tried again by the other."""
+    tried = []
+    monkeypatch.setattr(worker, "_fit", lambda command, log: tried.append(command) or 1)
+    assert worker.work(place, RUN, attempts=0) == 1 and len(tried) == 1
+    assert worker.work(place, RUN, attempts=0) == 1 and len(tried) == 1
+    assert worker.work(place, RUN, attempts=1) == 1 and len(tried) == 2, "a retry chose it as it is now"
+    place.note(RUN, exit_status=EXIT_STATUS)
+    assert worker.work(place, RUN, attempts=0) == 1 and len(tried) == 3, "one that was stopped goes on"
+
+
+def test_an_attempt_notes_what_it_added_to_the_time_of_training(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_record(place, status="stopped", stop_reason="at step 5", steps=5, wall_seconds=40.0)
+    monkeypatch.setattr(worker, "_fit", lambda command, log: write_record(place, wall_seconds=100.0) and 0)
+    assert worker.work(place, RUN) == 0
+    assert place.attempts(RUN)[-1]["fit_seconds"] == 60.0
 
 
 def _claim(place: Place, held: Any, release: Any) -> None:

@@ -22,6 +22,9 @@ ROOT = Path(__file__).parents[1]
 
 def test_a_profile_goes_over_the_sweeps_own_settings(tmp_path: Path) -> None:
     profile = tmp_path / "cluster.yaml"
+    # YAML 1.1 takes a time without days for a number in base 60.
+    profile.write_text("time: 12:00:00\n")
+    assert slurm.settings({}, profile, tmp_path / "mine.yaml") == {"time": 12 * 60}
     profile.write_text("partition: gpu\ntime: '1-02:30:00'\noptions: {mail-type: END}\n")
     found = slurm.settings({"partition": "cpu", "gpus": 4, "time": 10}, profile, tmp_path / "mine.yaml")
     assert found == {"partition": "gpu", "gpus": 4, "time": 26 * 60 + 30, "options": {"mail-type": "END"}}
@@ -79,8 +82,13 @@ def test_runs_are_submitted_once_as_one_array(
         "requeue", "signal=USR2@120", "open-mode=append", "job-name=tiny",
     ):  # fmt: skip
         assert f"#SBATCH --{option}\n" in script, script
+    place = Place(Path("runs"), "tiny", latest_record)
+    first = expand(files.load(file))[0]
+    place.note(first, command=["fit"])
+    place.note(first, exit_status=1)
     status, out = run_cli("sweep", "status", str(file))
-    assert "3 queued" in out
+    assert "3 queued" in out and "retry" not in out, "one that failed and was submitted again is queued, too"
+    (place.folder(first) / "attempts.jsonl").unlink()
     (in_folder / "script.sh").unlink()
     status, out = run_cli(*submit)
     assert status == 0 and "3 are in SLURM's queue already" in out and not (in_folder / "script.sh").exists()
@@ -107,7 +115,7 @@ def test_submitit_runs_a_sweep_in_processes_of_its_own(tmp_path: Path, tiny_data
     made = submitit.LocalExecutor(tmp_path / "jobs")
     made.update_parameters(timeout_min=10)
     for run in runs:
-        for job in made.map_array(slurm.task, [place], [run], [()]):
+        for job in made.map_array(slurm.task, [place], [run], [()], [0]):
             job.result()
     assert [place.status(run).state for run in runs] == [State.FINISHED] * 2
     assert [place.status(run).attempts for run in runs] == [1, 1]

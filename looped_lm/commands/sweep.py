@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fitting.records import RECORD_SUFFIX, RecordError, RunRecord
+from fitting.records import RECORD_SUFFIX, RecordError, RunRecord, architecture
 from looped_lm.sweeps import files
 from looped_lm.sweeps.expansion import expand, shared_runs
 from looped_lm.sweeps.place import Place, State, Status
@@ -22,10 +22,15 @@ GIB = 2**30
 
 
 def latest_record(path: Path) -> RunRecord | None:
-    """The record at a path, or of the run in a folder: a completed one, else that of the latest step."""
-    paths = [path] if path.is_file() else sorted(path.glob(f"*/checkpoints/*{RECORD_SUFFIX}"))
+    """The record at a path, or of the run in a folder: a completed one, else that of the latest step.
+
+    Raises:
+        RecordError: the path is a file that holds none.
+    """
+    if path.is_file():
+        return RunRecord.load(path)
     records = []
-    for found in paths:
+    for found in sorted(path.glob(f"*/checkpoints/*{RECORD_SUFFIX}")):
         try:
             records.append(RunRecord.load(found))
         except RecordError:
@@ -80,7 +85,8 @@ def _place_options(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--records", type=Path, metavar="DIR",
-        help="folder of finished runs' records (DIR/SWEEP/records); a run with a record there is not run again",
+        help="folder of finished runs' records (DIR/SWEEP/records); a run with a record there is not run again. "
+        "Records of another sweep's shared runs are looked for there and in the folder of its name beside it",
     )  # fmt: skip
 
 
@@ -105,7 +111,8 @@ def _plan(options: argparse.Namespace, sweep: files.SweepFile, runs: list[Run]) 
     from looped_lm.sweeps.planning import Planner, peak_flops
     from looped_lm.sweeps.table import duration, plan_table, write_design
 
-    for name, value in (("--mfu", options.mfu), ("--memory", options.memory), ("--devices", options.devices)):
+    given = {"--mfu": options.mfu, "--memory": options.memory, "--devices": options.devices}
+    for name, value in (given | {"--peak-flops": options.peak_flops}).items():
         if value is not None and not value > 0:
             raise ValueError(f"{name} is {value}; it must be positive.")
     shared = shared_runs(sweep)
@@ -137,7 +144,7 @@ def _plan(options: argparse.Namespace, sweep: files.SweepFile, runs: list[Run]) 
         hashes = [run.hash for run in shared if run.sweep == name]
         print(f"Shared, trained by the sweep {name}: {len(hashes)} runs")
     if options.csv:
-        write_design(planned, options.csv)
+        write_design(planned, options.csv, architecture)
         print(f"Design with {len(planned)} runs: {options.csv}")
     return 0
 
@@ -182,8 +189,9 @@ def _run(options: argparse.Namespace, sweep: files.SweepFile, runs: list[Run]) -
     print(f"{sweep.name}: {_counts(statuses)}")
     if options.launcher == "slurm":
         _tell_failed(options, place, by_state[State.FAILED])
-        return _submit(options, sweep, place, wanted)
-    return _run_here(options, sweep, place, planner, flops, wanted, by_state[State.FAILED])
+        return _submit(options, sweep, place, wanted, {s.run.hash: s.attempts for s in statuses})
+    attempts = {s.run.hash: s.attempts for s in statuses}
+    return _run_here(options, sweep, place, planner, flops, wanted, by_state[State.FAILED], attempts)
 
 
 def _run_here(
@@ -194,6 +202,7 @@ def _run_here(
     flops: dict[str, float],
     wanted: list[Run],
     failed: list[Run],
+    attempts: dict[str, int],
 ) -> int:
     from looped_lm.sweeps.local import LocalLauncher, visible_devices
     from looped_lm.sweeps.table import duration
@@ -201,14 +210,15 @@ def _run_here(
     if wanted:
         planner.warm_up()
     devices = options.devices.split(",") if options.devices else visible_devices()
-    launcher = LocalLauncher(place, options.jobs, devices, flops)
+    launcher = LocalLauncher(place, options.jobs, devices, flops, attempts)
     began = time.monotonic()
     outcome = launcher.run(wanted)
     elapsed = time.monotonic() - began
-    if count := len(outcome.finished):
+    if outcome.trained:
+        rest = duration(outcome.run_seconds - outcome.fit_seconds)
         print(
-            f"{count} runs in {duration(elapsed)}: training {duration(outcome.fit_seconds)} in all, start and end of "
-            f"their processes {duration(outcome.run_seconds - outcome.fit_seconds)}, {options.jobs} at a time."
+            f"{outcome.trained} runs in {duration(elapsed)}: training {duration(outcome.fit_seconds)} in all, start "
+            f"and end of their processes {rest}, {options.jobs} at a time."
         )
     left_failed = [run for run in failed if options.command == "run"]
     _tell_failed(options, place, left_failed)
@@ -222,7 +232,13 @@ def _run_here(
     return outcome.exit_status or int(bool(left_failed))
 
 
-def _submit(options: argparse.Namespace, sweep: files.SweepFile, place: Place, wanted: list[Run]) -> int:
+def _submit(
+    options: argparse.Namespace,
+    sweep: files.SweepFile,
+    place: Place,
+    wanted: list[Run],
+    attempts: dict[str, int],
+) -> int:
     from looped_lm.sweeps import slurm
 
     there = slurm.queued(place, wanted)
@@ -233,7 +249,7 @@ def _submit(options: argparse.Namespace, sweep: files.SweepFile, place: Place, w
         return 0
     chosen = slurm.settings(sweep.slurm, options.profile, sweep.path)
     made = slurm.executor(place.root / "slurm", sweep.name, chosen)
-    jobs = slurm.submit(made, place, new, slurm.machine_arguments(chosen))
+    jobs = slurm.submit(made, place, new, slurm.machine_arguments(chosen), attempts)
     print(
         f"Submitted {len(jobs)} runs, jobs {jobs[0]} to {jobs[-1]}. How far they are: sweep status {options.file}"
     )
@@ -249,14 +265,32 @@ def _tell_failed(options: argparse.Namespace, place: Place, failed: list[Run]) -
         print(f"\n{len(failed)} failed before; after mending: sweep retry {options.file}")
 
 
+def _shared_status(options: argparse.Namespace, run: Run) -> Status:
+    """State of another sweep's run, whose record may lie among this sweep's or among its own."""
+    status = _place(options, run.sweep).status(run)
+    if status.state is State.FINISHED or options.records is None:
+        return status
+    beside = Place(options.out, run.sweep, latest_record, options.records.resolve().parent / run.sweep)
+    return beside.status(run)
+
+
 def _tell_shared(options: argparse.Namespace, sweep: files.SweepFile) -> list[Status]:
     """State of the shared runs; tells which are still to be trained."""
-    statuses = [_place(options, run.sweep).status(run) for run in shared_runs(sweep)]
+    statuses = [_shared_status(options, run) for run in shared_runs(sweep)]
     missing = [s for s in statuses if s.state is not State.FINISHED]
     for name in dict.fromkeys(s.run.sweep for s in missing):
         count = sum(s.run.sweep == name for s in missing)
         print(f"{count} shared runs are not finished; the sweep {name} trains them.")
     return statuses
+
+
+def _tell_foreign(place: Place, runs: list[Run], shared: list[Status]) -> None:
+    """Name records beside those of the sweep: `fitting fit` of the folder would take them for some of it."""
+    foreign = place.foreign([run.hash for run in (*runs, *(s.run for s in shared))])
+    if foreign:
+        print(f"{len(foreign)} records in {place.records} are of no run of this sweep:")
+        for path in foreign:
+            print(f"  {path.name}")
 
 
 # ---- status and records ---------------------------------------------------------------------------------------------
@@ -276,12 +310,12 @@ def _status(options: argparse.Namespace, sweep: files.SweepFile, runs: list[Run]
     statuses = []
     for run in runs:
         status = place.status(run)
-        waits = run.hash in there and status.state in (State.WAITING, State.INTERRUPTED)
+        waits = run.hash in there and status.state in (State.WAITING, State.INTERRUPTED, State.FAILED)
         statuses.append(Status(**{**vars(status), "state": State.QUEUED}) if waits else status)
     print(status_table(statuses))
     print(f"\n{_counts(statuses)}")
     _tell_failed(options, place, [s.run for s in statuses if s.state is State.FAILED])
-    _tell_shared(options, sweep)
+    _tell_foreign(place, runs, _tell_shared(options, sweep))
     return 0
 
 
@@ -289,12 +323,9 @@ def _records(options: argparse.Namespace, sweep: files.SweepFile, runs: list[Run
     place = _place(options, sweep.name)
     kept = [path for run in runs if (path := place.keep_record(run))]
     print(f"{len(kept)} of {len(runs)} runs are finished; their records: {place.records}")
-    for status in _tell_shared(options, sweep):
-        if status.record is not None and status.record.finished:
-            target = place.records / f"{_place(options, status.run.sweep).name(status.run)}{RECORD_SUFFIX}"
-            if not target.exists():
-                status.record.save(target)
-            kept.append(target)
+    shared = _tell_shared(options, sweep)
+    kept += [path for status in shared if (path := place.keep_record(status.run, status.record))]
+    _tell_foreign(place, runs, shared)
     if len(kept) >= 7:
         print(f"Fit them: python -m fitting fit {place.records}")
     return 0 if kept else 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,18 +21,34 @@ BY = "by"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 
 
+_MERGE = "tag:yaml.org,2002:merge"
+
+
 class _Loader(yaml.SafeLoader):
     """YAML in which 1e18 is a number, as on the command line, and a key that stands twice is an error."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        mapping = super().construct_mapping(node, deep)
-        if len(mapping) < len(node.value):
-            keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-            doubled = next(key for i, key in enumerate(keys) if key in keys[:i])
-            raise ValueError(f"line {node.start_mark.line + 1}: {doubled!r} stands twice in one mapping")
-        return mapping
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        # Here, since later on what `<<` merges stands among the keys.
+        node = super().compose_mapping_node(anchor)
+        seen: list[Any] = []
+        for key_node, _ in node.value:
+            if key_node.tag == _MERGE:
+                continue
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise ValueError(f"line {node.start_mark.line + 1}: {key!r} stands twice in one mapping")
+            seen.append(key)
+        return node
+
+    def construct_clock(self, node: yaml.ScalarNode) -> Any:
+        """A number, or the text of a time: YAML 1.1 would make 43200 of 12:00:00."""
+        if ":" in node.value:
+            return node.value
+        return self.construct_yaml_int(node) if node.tag.endswith(":int") else self.construct_yaml_float(node)
 
 
+for _kind in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_clock)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
@@ -125,13 +141,14 @@ _TYPES: dict[str, type] = {
 
 
 def find(name: str, beside: Path | None = None) -> Path:
-    """Path of a sweep file, given by path or by the bare name of a file beside another sweep or a shipped one.
+    """Path of a sweep file, given by path or by the bare name of a file beside another sweep (looked for first, as for
+    config files) or a shipped one.
 
     Raises:
         FileNotFoundError: there is none; the shipped ones are listed.
     """
     path = Path(name)
-    places = [path, *([beside.parent / path] if beside else []), SHIPPED_SWEEPS / path]
+    places = [*([beside.parent / path] if beside else []), path, SHIPPED_SWEEPS / path]
     for place in places:
         if place.is_file():
             return place
@@ -163,6 +180,10 @@ def load(path: Path) -> SweepFile:
     grid = content.get("grid", {})
     if not grid:
         raise ValueError(f"{path}: there is no grid, so there are no runs.")
+    if CONFIG in content.get("keys", {}):
+        raise ValueError(
+            f"{path}: {CONFIG} stands under keys; config files of every run stand under configs."
+        )
     for key in content.get("keys", {}):
         if key in grid:
             raise ValueError(f"{path}: {key} stands under keys and in the grid; leave one of them out.")

@@ -32,8 +32,10 @@ class Outcome:
     interrupted: list[Run] = field(default_factory=list)
     failed: list[Run] = field(default_factory=list)
     elsewhere: list[Run] = field(default_factory=list)
+    trained: int = 0
+    """Runs that processes of this launcher brought to their end."""
     fit_seconds: float = 0.0
-    """Of the runs that this launcher finished: what their records call wall_seconds."""
+    """Of these: what was added to their records' wall_seconds meanwhile."""
     run_seconds: float = 0.0
     """Of the same runs: from the start of their processes to the end."""
     signum: int | None = None
@@ -64,13 +66,21 @@ class LocalLauncher:
         jobs: how many runs at a time.
         devices: accelerators to share out over the jobs, as CUDA_VISIBLE_DEVICES names them; none on a CPU.
         flops: training FLOPs of each run by hash, for the estimate of the time that is left.
+        attempts: how often each run had been started when it was chosen, by hash; see `work`.
         say: takes lines of progress.
     """
 
     def __init__(
-        self, place: Place, jobs: int, devices: list[str], flops: dict[str, float], say: Say = print
+        self,
+        place: Place,
+        jobs: int,
+        devices: list[str],
+        flops: dict[str, float],
+        attempts: dict[str, int],
+        say: Say = print,
     ) -> None:
         self.place, self.jobs, self.devices, self.flops, self.say = place, jobs, devices, flops, say
+        self.attempts = dict(attempts)
         self.threads = max(1, len(os.sched_getaffinity(0)) // jobs)
         self._signal: int | None = None
 
@@ -126,7 +136,7 @@ class LocalLauncher:
         if self.devices:
             own = self.devices[slot :: self.jobs] or [self.devices[slot % len(self.devices)]]
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(own)
-        sys.exit(work(self.place, run))
+        sys.exit(work(self.place, run, attempts=self.attempts.get(run.hash)))
 
     def _end(self, job: _Job, outcome: Outcome) -> None:
         seconds, run = time.monotonic() - job.began, job.run
@@ -136,11 +146,15 @@ class LocalLauncher:
             outcome.elsewhere.append(run)
             return
         self._sort(run, outcome)
-        status = self.place.status(run)
-        if status.state is State.FINISHED and status.record is not None:
-            outcome.fit_seconds += status.record.wall_seconds
+        end = self.place.attempts(run)[-1:]
+        record = self.place.record(run)
+        # Not where the process found the run finished by another launcher.
+        if end and end[0].get("process") == job.process.pid and record is not None and record.finished:
+            fit_seconds = end[0].get("fit_seconds", 0.0)
+            outcome.trained += 1
+            outcome.fit_seconds += fit_seconds
             outcome.run_seconds += seconds
-            self._flops_done += self.flops[run.hash]
+            self._flops_done += self.flops[run.hash] * fit_seconds / (record.wall_seconds or 1.0)
 
     def _sort(self, run: Run, outcome: Outcome) -> None:
         """Note what became of a run that nobody is at any more."""

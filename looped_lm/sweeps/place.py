@@ -12,7 +12,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -61,7 +61,9 @@ class Record(Protocol):
 
 
 LatestRecord = Callable[[Path], Record | None]
-"""The record of a folder's run that says most: the completed one, or that of the latest step."""
+"""The record of a folder's run that says most, the completed one or that of the latest step; or that of a file.
+
+Of a folder's records unreadable ones count for nothing; of a file it raises ValueError."""
 
 
 class Claimed(Exception):
@@ -132,11 +134,20 @@ class Place:
 
     def record(self, run: Run) -> Record | None:
         """The latest record of a run, in its folder or among the records that were collected."""
-        collected = next(iter(sorted(self.records.glob(f"*{run.hash}.run.json"))), None)
+        collected = self._collected(run)
         own = self.latest_record(self.folder(run))
         if collected is not None and (own is None or not own.finished):
             return self.latest_record(collected)
         return own
+
+    def _collected(self, run: Run) -> Path | None:
+        """Where the record of a run lies among those that were collected, by whatever name."""
+        return next(iter(sorted(self.records.glob(f"*{run.hash}.run.json"))), None)
+
+    def foreign(self, hashes: Iterable[str]) -> list[Path]:
+        """Collected records of none of the runs with these hashes."""
+        known = tuple(f"{h}.run.json" for h in hashes)
+        return [path for path in sorted(self.records.glob("*.run.json")) if not path.name.endswith(known)]
 
     def finished(self, run: Run) -> bool:
         """Whether a run has a completed record."""
@@ -162,20 +173,27 @@ class Place:
             state = State.FAILED
         return Status(run, state, record, sum("exit_status" not in e for e in events), exit_status)
 
-    def keep_record(self, run: Run) -> Path | None:
-        """Put the record of a finished run among the collected ones; its path, or None for an unfinished run."""
+    def keep_record(self, run: Run, record: Record | None = None) -> Path | None:
+        """Put the record of a finished run among the collected ones; its path, or None for an unfinished run.
+
+        Args:
+            run: the run.
+            record: of a run that lies elsewhere; None: the latest in this place.
+        """
         target = self.records / f"{self.name(run)}.run.json"
-        record = self.record(run)
+        record = record or self.record(run)
         if record is None or not record.finished:
             return None
-        there = next(iter(self.records.glob(f"*{run.hash}.run.json")), None)
-        return there or record.save(target)
+        there = self._collected(run)
+        if there is not None and (kept := self.latest_record(there)) is not None and kept.finished:
+            return there
+        return record.save(there or target)
 
     # ---- Claims and attempts --------------------------------------------------------------------------------------
 
     @contextmanager
-    def claimed(self, run: Run) -> Iterator[None]:
-        """Keep all other processes off a run.
+    def claimed(self, run: Run, timeout: float = 0.0) -> Iterator[None]:
+        """Keep all other processes off a run, asking for it for so many seconds.
 
         Raises:
             Claimed: one of them has it.
@@ -183,7 +201,7 @@ class Place:
         """
         lock = self._lock(run)
         try:
-            lock.acquire(timeout=0)
+            lock.acquire(timeout=timeout)
         except Timeout:
             raise Claimed(self.name(run)) from None
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from io import StringIO
@@ -17,6 +17,7 @@ from looped_lm.commands.plan import PlanCLI, processes
 from looped_lm.component import import_class
 from looped_lm.config_files import resolve_arguments
 from looped_lm.memory import estimate
+from looped_lm.schedules import accumulation
 from looped_lm.sweeps.runs import Run
 
 _NOT_MEMORY = ("horizon", "transfer", "schedule", "batch_tokens", "val_every_steps", "compile_layers")
@@ -33,6 +34,8 @@ class PlannedRun:
         n: parameters N without embedding and head.
         n_once: parameters used once per token.
         n_rec: parameters used in every recurrence.
+        n_injection: of these, the injection's and the lanes'.
+        components: as in a run record.
         flops_per_token: training FLOPs per token F, convention `paper`.
         tokens: target tokens D.
         steps: optimizer steps.
@@ -49,6 +52,8 @@ class PlannedRun:
     n: int
     n_once: int
     n_rec: int
+    n_injection: int
+    components: Mapping[str, Mapping[str, Any]]
     flops_per_token: float
     tokens: float
     steps: int
@@ -83,6 +88,10 @@ class Planner:
         model, data, trainer = cli.model, cli.datamodule, cli.config.trainer
         devices = self.devices or processes(trainer.devices, trainer.num_nodes)
         rows, needed = data.batch_size, None
+        try:
+            accumulation(model.batch_tokens, rows if self.memory is None else 1, model.seq_len, devices)
+        except ValueError as error:
+            raise ValueError(f"Run {run.id} is refused: {error}") from error
         if self.memory is not None:
             rows, needed = self._fit(model, devices)
         net, plan = model.model, model.plan
@@ -93,6 +102,8 @@ class Planner:
             n=model.sections.n,
             n_once=model.sections.n_once,
             n_rec=model.sections.n_rec,
+            n_injection=model.sections.injection + model.sections.lanes,
+            components=model.component_specs(),
             flops_per_token=model.flops_per_token,
             tokens=plan.tokens,
             steps=plan.steps,
@@ -107,10 +118,12 @@ class Planner:
         """Most rows per micro-batch that fit, of those that divide the batch, and the bytes they take."""
         assert self.memory is not None
         shape = {k: v for k, v in model.hparams.items() if k not in _NOT_MEMORY}
-        same_shape = repr(sorted(shape.items()))
+        most = max(model.drawn)
+        same_shape = repr((most, sorted(shape.items())))
         if same_shape not in self._bytes:
             one, two = (
-                estimate(model.model, rows, model.seq_len, model.optimizer_factory).total for rows in (1, 2)
+                estimate(model.model, rows, model.seq_len, model.optimizer_factory, most).total
+                for rows in (1, 2)
             )
             self._bytes[same_shape] = (2 * one - two, two - one)
         fixed, per_row = self._bytes[same_shape]

@@ -14,7 +14,10 @@ from typing import Any
 from looped_lm.config_files import BASE
 from looped_lm.sweeps.files import CONFIG, read_yaml, text
 
-IDENTITY = ("seed_everything", "model", "data", "trainer.precision")
+IDENTITY = (
+    "seed_everything", "model", "data", "trainer.precision", "trainer.gradient_clip_val",
+    "trainer.gradient_clip_algorithm", "trainer.max_steps", "trainer.max_time", "trainer.limit_train_batches",
+)  # fmt: skip
 """What decides what is trained. Loggers, callbacks and devices do not."""
 NOT_IDENTITY = (
     "model.val_every_steps",
@@ -49,7 +52,8 @@ class Run:
     @cached_property
     def hash(self) -> str:
         """Eight hexadecimal digits that follow from what is trained: the contents of the config files, base.yaml
-        among them, and the keys. Names and places of files, and how a machine runs it, do not count."""
+        among them, and the keys. Names and places of config files, and how a machine runs it, do not count;
+        `data.data_dir` counts as it is written."""
         values: dict[str, Any] = {}
         for path in (str(BASE), *self.configs):
             for key, value in _leaves_of_file(path, os.stat(path).st_mtime_ns):
@@ -91,6 +95,8 @@ def _leaves(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(content, dict) and content:
         for key, value in content.items():
             name = str(key)
+            if name == "init_args" and not value:
+                continue  # A class without arguments.
             here = prefix if name in ("class_path", "init_args") else f"{prefix}.{name}" if prefix else name
             yield from _leaves(value, here)
     else:

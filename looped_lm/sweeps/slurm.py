@@ -73,13 +73,13 @@ def minutes(time: Any) -> int:
     return (days * 24 + hours) * 60 + mins + (seconds > 0)
 
 
-def task(place: Place, run: Run, extra: tuple[str, ...]) -> None:
+def task(place: Place, run: Run, extra: tuple[str, ...], attempts: int) -> None:
     """What one task of the array does; every process of it calls this. Leaves with the run's exit status."""
     import torch
 
     torch.set_num_threads(int(os.environ.get("SLURM_CPUS_PER_TASK", 1)))
     rank = int(os.environ.get("SLURM_PROCID", 0))
-    status = accompany(place, run, extra, rank) if rank else work(place, run, extra)
+    status = accompany(place, run, extra, rank) if rank else work(place, run, extra, attempts)
     if status:
         sys.exit(status)
 
@@ -124,13 +124,18 @@ def machine_arguments(chosen: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(arguments)
 
 
-def submit(made: Any, place: Place, runs: list[Run], extra: tuple[str, ...]) -> list[str]:
-    """Submit runs as one array; the job of each."""
-    jobs = made.map_array(task, [place] * len(runs), runs, [extra] * len(runs))
+def submit(
+    made: Any, place: Place, runs: list[Run], extra: tuple[str, ...], attempts: Mapping[str, int]
+) -> list[str]:
+    """Submit runs, with the attempts each had so far by hash, as one array; the job of each."""
+    counts = [attempts[run.hash] for run in runs]
+    jobs = made.map_array(task, [place] * len(runs), runs, [extra] * len(runs), counts)
     for run, job in zip(runs, jobs, strict=True):
         folder = place.folder(run)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / _MARKER).write_text(json.dumps({"job": str(job.job_id)}), encoding="utf-8")
+        aside = folder / f".{_MARKER}"
+        aside.write_text(json.dumps({"job": str(job.job_id)}), encoding="utf-8")
+        aside.replace(folder / _MARKER)
     return [str(job.job_id) for job in jobs]
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from looped_lm.sweeps.files import CONFIG
 from looped_lm.sweeps.local import duration
@@ -63,14 +64,31 @@ def status_table(statuses: Sequence[Status]) -> str:
     )
 
 
-def write_design(planned: Sequence[PlannedRun], path: Path) -> None:
-    """The runs as a CSV that `python -m fitting plan` reads."""
+def write_design(
+    planned: Sequence[PlannedRun], path: Path, architecture: Callable[[Any, int], tuple[str, str]]
+) -> None:
+    """The runs as a CSV that `python -m fitting plan` reads.
+
+    `architecture` names the injection and the gradients of components at r recurrences as it does.
+    """
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(
-            ["r", "d_model", "flops_budget", "flops_per_token", "tokens", "n_once", "n_rec", "run"]
+            [
+                "r",
+                "d_model",
+                "flops_budget",
+                "flops_per_token",
+                "tokens",
+                "n_once",
+                "n_rec",
+                "n_injection",
+                "injection",
+                "bptt",
+                "run",
+            ]
         )
         for p in planned:
             budget = "" if p.flops_budget is None else repr(p.flops_budget)
             numbers = [p.r, p.d_model, budget, repr(p.flops_per_token), repr(p.tokens), p.n_once, p.n_rec]
-            writer.writerow([*numbers, p.run.id])
+            writer.writerow([*numbers, p.n_injection, *architecture(p.components, p.r), p.run.id])

@@ -11,16 +11,21 @@ import time
 import traceback
 from pathlib import Path
 
-from looped_lm.sweeps.place import Claimed, Place
+from looped_lm.sweeps.place import Claimed, Place, Record, State
 from looped_lm.sweeps.runs import Run
 
 BUSY = 76
 """Exit status where another process has the run."""
 _PARENT_SECONDS = 1.0
+_CLAIM_SECONDS = 2.0
+"""How long to ask for a run: who only looks whether it is claimed holds it for a moment."""
 
 
-def work(place: Place, run: Run, extra: tuple[str, ...] = ()) -> int:
+def work(place: Place, run: Run, extra: tuple[str, ...] = (), attempts: int | None = None) -> int:
     """Train a run, or go on with it, unless it is finished or another process is at it. Its exit status.
+
+    A run that failed under another launcher since it was chosen is left alone: that it is tried again is for a user to
+    say.
 
     Must be called in the main thread of a process that does nothing else: its output goes into the run's log.
 
@@ -28,15 +33,19 @@ def work(place: Place, run: Run, extra: tuple[str, ...] = ()) -> int:
         place: of the sweep.
         run: what to train.
         extra: arguments of the command line for this machine.
+        attempts: how many there had been when the run was chosen; None: do not ask.
 
     Raises:
         OSError: the run's folder cannot be written to.
     """
     try:
-        with place.claimed(run):
-            if place.finished(run):
+        with place.claimed(run, timeout=_CLAIM_SECONDS):
+            before = place.status(run)
+            if before.state is State.FINISHED:
                 place.keep_record(run)
                 return 0
+            if before.state is State.FAILED and attempts is not None and before.attempts > attempts:
+                return before.exit_status or 1
             command = [*place.command(run), *extra]
             place.note(run, command=command)
             began = time.perf_counter()
@@ -44,10 +53,16 @@ def work(place: Place, run: Run, extra: tuple[str, ...] = ()) -> int:
             if status == 0 and place.keep_record(run) is None:
                 print("error: the run ended without a completed record.", file=sys.stderr, flush=True)
                 status = 1
-            place.note(run, exit_status=status, seconds=time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            fit_seconds = _wall_seconds(place.record(run)) - _wall_seconds(before.record)
+            place.note(run, exit_status=status, seconds=seconds, fit_seconds=fit_seconds)
             return status
     except Claimed:
         return BUSY
+
+
+def _wall_seconds(record: Record | None) -> float:
+    return 0.0 if record is None else record.wall_seconds
 
 
 def accompany(place: Place, run: Run, extra: tuple[str, ...], rank: int) -> int:

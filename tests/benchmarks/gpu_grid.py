@@ -21,12 +21,13 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from fitting.document import recommended  # noqa: E402
+from fitting.records import RECORD_SUFFIX, RunRecord  # noqa: E402
 from looped_lm.sweeps import files  # noqa: E402
 
 HERE = Path(__file__).parent
 GPU_SWEEP, CPU_SWEEP = HERE / "gpu_grid.yaml", HERE / "gpu_grid_cpu.yaml"
-#: Seconds that are kept for the fit, and for runs to save when the time is up.
-RESERVE = 30.0
+#: Seconds that are kept for runs to save when the time is up, and for the fit.
+SAVING, FITTING = 30.0, 60.0
 
 
 def command(*words: str) -> list[str]:
@@ -49,16 +50,24 @@ def train(sweep: Path, out: Path, jobs: int, seconds: float) -> tuple[float, boo
             print("The time is up.", file=sys.stderr, flush=True)
             # Its runs save and end, as on any SIGTERM.
             running.terminate()
-            running.wait()
+            try:
+                running.wait(timeout=SAVING)
+            except subprocess.TimeoutExpired:
+                print("Runs did not save in time and are killed.", file=sys.stderr, flush=True)
+                running.kill()
     return time.perf_counter() - began, running.returncode == 0
 
 
-def fit(records: Path, starts: int, resamples: int) -> dict[str, Any]:
+def fit(records: Path, starts: int, resamples: int, seconds: float) -> dict[str, Any]:
     """The content of fit.json for these records, or why there is none, under `refused`."""
     options = ["--json", "--no-rivals", "--starts", str(starts), "--bootstrap", str(resamples), "--quiet"]
-    done = subprocess.run(
-        command("fitting", "fit", str(records), *options), env=environment(), capture_output=True, text=True
-    )
+    try:
+        done = subprocess.run(
+            command("fitting", "fit", str(records), *options),
+            env=environment(), capture_output=True, text=True, timeout=max(seconds, FITTING),
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as late:
+        return {"refused": f"the fit took more than {late.timeout:.0f} s; fewer --starts or --resamples"}
     if done.returncode not in (0, 1):
         return {"refused": done.stderr.strip()}
     analysis: dict[str, Any] = json.loads(done.stdout)
@@ -109,6 +118,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=None, help="folder for the runs, kept (default: none is)")
     parser.add_argument("--json", type=Path, default=None, help="file for all figures")
     args = parser.parse_args()
+    if args.json is not None and args.json.exists():
+        parser.error(f"{args.json} exists; name another file")
     import torch
 
     on_gpu = torch.cuda.is_available()
@@ -118,9 +129,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         out = args.out or Path(scratch)
         fresh = not (out / files.load(sweep).name).exists()
-        seconds, finished = train(sweep, out, jobs, 60 * args.minutes - RESERVE)
-        analysis = fit(out / files.load(sweep).name / "records", args.starts, args.resamples)
-    flops = analysis.get("data", {}).get("training_flops", 0.0)
+        seconds, finished = train(sweep, out, jobs, 60 * args.minutes - SAVING - FITTING)
+        left = 60 * args.minutes - (time.perf_counter() - begin)
+        records = out / files.load(sweep).name / "records"
+        analysis = fit(records, args.starts, args.resamples, left)
+        flops = sum(RunRecord.load(path).training_flops for path in sorted(records.glob(f"*{RECORD_SUFFIX}")))
     name = torch.cuda.get_device_name() if on_gpu else "CPU (a tiny grid: its phi means nothing)"
     print(f"{name}; torch {torch.__version__}; {sweep.name}, {jobs} runs at a time\n\n{table(analysis)}\n")
     if not finished:
