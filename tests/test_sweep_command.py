@@ -41,15 +41,17 @@ def test_a_plan_tells_costs_and_writes_a_design_for_fitting(run_cli: Any, in_fol
         row = next(row for row in csv.DictReader(file) if row["d_model"] == "384" and row["r"] == "1")
     assert float(row["flops_per_token"]) == 475047936 and float(row["tokens"]) == 1e18 / 475047936
     assert fitting(["plan", "design.csv", "--quiet", "--simulate", "2"]) in (0, 1)
-    (in_folder / "lanes.yaml").write_text(
-        "configs: [paper.yaml]\nkeys: {model.bptt: looped_lm.TruncatedBPTT, model.bptt.window: 2}\n"
-        "grid: {config: r4_hc.yaml, model.size: 6}\n"
+    (in_folder / "other.yaml").write_text(
+        "configs: [paper.yaml]\ngrid: {config: [r4_hc.yaml, r4_truncated.yaml], model.size: 6}\n"
     )
-    status, out = run_cli("sweep", "plan", "lanes.yaml", "--csv", "lanes.csv")
+    status, out = run_cli("sweep", "plan", "other.yaml", "--csv", "other.csv")
     assert status == 0, out
-    lanes = load_runs(in_folder / "lanes.csv", with_loss=False)
-    assert lanes.injection.tolist() == ["hyperconnections"] and "truncated" in lanes.bptt[0].lower()
-    assert lanes.n_injection.tolist() == [4 * (2 * 2 + 2 + 2)], "lanes have no 2·d² of an injection"
+    other = load_runs(in_folder / "other.csv", with_loss=False)
+    assert other.injection.tolist() == ["hyperconnections", "linear"]
+    assert other.bptt[0] == "full" and other.bptt[1].startswith("truncated")
+    assert other.n_injection.tolist() == [4 * (2 * 2 + 2 + 2), 2 * 384**2], (
+        "lanes have no matrix of an injection"
+    )
 
 
 def test_the_batch_that_fits_is_the_largest_whose_estimate_does(in_folder: Path) -> None:
