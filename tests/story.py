@@ -77,11 +77,13 @@ class Story:
 
 
 def missing(lines: list[str], printed: str) -> list[str]:
-    """Lines that are not in what was printed, in their order; blanks in a row count as one."""
+    """Lines that are not in what was printed, in their order; blanks in a row count as one, and `...` in a line stands for
+    anything."""
     rest = [" ".join(line.split()) for line in printed.splitlines()]
     for i, line in enumerate(lines):
-        wanted = " ".join(line.split())
-        at = next((n for n, candidate in enumerate(rest) if wanted in candidate), None)
+        parts = " ".join(line.split()).split("...")
+        wanted = re.compile(".*".join(map(re.escape, parts)))
+        at = next((n for n, candidate in enumerate(rest) if wanted.search(candidate)), None)
         if at is None:
             return lines[i:]
         rest = rest[at + 1 :]
