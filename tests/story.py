@@ -77,7 +77,7 @@ class Story:
 
 
 def missing(lines: list[str], printed: str) -> list[str]:
-    """Lines that are not in what was printed, in their order; blanks in a row count as one, and `...` in a line stands for
+    """Lines that are not in what was printed, in their order; blanks in a row count as one; `...` in a line stands for
     anything."""
     rest = [" ".join(line.split()) for line in printed.splitlines()]
     for i, line in enumerate(lines):
