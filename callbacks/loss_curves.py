@@ -14,8 +14,9 @@ from callbacks.scalars import write_scalars
 from callbacks.validating import in_training
 from looped_lm import LoopedLM
 
-#: FLOPs in one unit of the axis of TensorBoard's `by_gflops/`: counts of FLOPs themselves do not fit into its 64 bits.
-AXIS_FLOPS = 1e9
+#: FLOPs in one unit of the axis of TensorBoard's `by_mflops/`: counts of FLOPs themselves do not fit into its 64 bits.
+#: Fewer than any optimizer step takes, so that the axis runs ahead of the steps (see the class).
+AXIS_FLOPS = 1e6
 #: Points of a curve that a checkpoint keeps: TensorBoard draws this many.
 KEPT_POINTS = 1000
 
@@ -26,12 +27,12 @@ class LossCurves(L.Callback):
     """Writes training and validation loss against what they cost: tokens, and training FLOPs (convention `paper`).
 
     TensorBoard has one x axis, the step. There `by_tokens/train_loss` and `by_tokens/val_loss` have tokens in the place
-    of steps, and `by_gflops/train_loss` and `by_gflops/val_loss` units of 1e9 FLOPs, rounded. Loggers that keep rows
+    of steps, and `by_mflops/train_loss` and `by_mflops/val_loss` units of 1e6 FLOPs, rounded. Loggers that keep rows
     (CSV, W&B and others) get `by_cost/train_loss` or `by_cost/val_loss` under the step as usual, in one row with
     `by_cost/tokens` and `by_cost/flops`, any of which can be an axis.
 
     A resumed run writes its curves anew from the checkpoint: readers of TensorBoard's files drop what lies beyond the
-    step of the resume, and tokens do.
+    step of the resume, and tokens and FLOPs do.
 
     It belongs after `FlopsMonitor` in the list of callbacks, which does the counting.
 
@@ -63,7 +64,7 @@ class LossCurves(L.Callback):
 
     def charts(self, trainer: L.Trainer, pl_module: LoopedLM) -> Charts:
         """What is written, for `TensorBoardLayout`."""
-        curves = {f"loss by {unit}": f"by_{unit.lower()}/(train|val)_loss" for unit in ("tokens", "GFLOPs")}
+        curves = {f"loss by {unit}": f"by_{unit.lower()}/(train|val)_loss" for unit in ("tokens", "MFLOPs")}
         return {"loss": {title: [tags] for title, tags in curves.items()}}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
@@ -114,4 +115,4 @@ class LossCurves(L.Callback):
 def _draw(logger: TensorBoardLogger, name: str, point: Point) -> None:
     tokens, flops, loss = point
     logger.log_metrics({f"by_tokens/{name}_loss": loss}, step=round(tokens))
-    logger.log_metrics({f"by_gflops/{name}_loss": loss}, step=round(flops / AXIS_FLOPS))
+    logger.log_metrics({f"by_mflops/{name}_loss": loss}, step=round(flops / AXIS_FLOPS))

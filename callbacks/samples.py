@@ -11,7 +11,15 @@ from callbacks.media import takes_texts, write_texts
 from callbacks.random_state import collect, restore
 from callbacks.validating import in_training
 from looped_lm import LoopedLM
-from looped_lm.generation import CachedDecoder, Generated, Sampling, stream
+from looped_lm.generation import (
+    CachedDecoder,
+    Generated,
+    Sampling,
+    continuation,
+    known_ids,
+    stream,
+    with_bos,
+)
 from looped_lm.model_files import TextTokenizer
 from looped_lm.trainer_settings import say
 
@@ -27,7 +35,7 @@ class Samples(L.Callback):
 
     Args:
         prompts: texts to continue; None: beginnings of validation rows.
-        rows: validation rows to continue.
+        rows: validation rows to continue, at most those of one batch.
         prompt_tokens: tokens of a validation row's beginning, at most half a row.
         new_tokens: tokens of a continuation, as far as prompt and continuation fit into a row. It ends earlier where
             the model begins a new document.
@@ -88,7 +96,7 @@ class Samples(L.Callback):
         if not in_training(trainer):
             return
         self._validations += 1
-        last = 0 < trainer.max_steps <= trainer.global_step
+        last = trainer.should_stop or 0 < trainer.max_steps <= trainer.global_step
         wanted = trainer.is_global_zero and any(map(takes_texts, trainer.loggers))
         if wanted and (last or self._validations % self.every == 0) and (tokenizer := self._load(trainer)):
             # The decoder draws from generators of its own; a component of the user's may draw from the global ones.
@@ -120,14 +128,13 @@ class Samples(L.Callback):
     def _write(self, trainer: L.Trainer, pl_module: LoopedLM, tokenizer: TextTokenizer) -> None:
         rows = self._beginnings
         if self.prompts is not None:
-            rows = [[tokenizer.bos_id, *map(int, ids)] for ids in tokenizer.encode(self.prompts)]
+            rows = with_bos(tokenizer, self.prompts)
         new_tokens = max(1, min(self.new_tokens, pl_module.seq_len - max(map(len, rows))))
-        known = min(tokenizer.vocab_size, pl_module.model.vocab_size)
+        known = known_ids(pl_module.model, tokenizer)
         with trainer.precision_plugin.forward_context():
             decoder = CachedDecoder(pl_module.model, rows, new_tokens)
             steps = stream(decoder, new_tokens, self.sampling, tokenizer.bos_id, known)
             written = Generated.collect(steps).tokens
         for i, (row, new) in enumerate(zip(rows, written, strict=True)):
-            # A document's beginning ends the one before; it is no text of it.
-            text = tokenizer.decode([token for token in new if token != tokenizer.bos_id])
+            text = continuation(tokenizer, row, new)
             write_texts(trainer, f"samples/{i}", {"prompt": tokenizer.decode(row), "continuation": text})

@@ -10,7 +10,7 @@ import yaml
 
 from looped_lm.checkpoints import look, verify
 from looped_lm.component import as_instance, import_class
-from looped_lm.pretrained import architecture, load_pretrained, read_config
+from looped_lm.pretrained import architecture, load_pretrained, read_config, sha256
 from looped_lm.transformer import LoopedTransformer
 
 if TYPE_CHECKING:
@@ -143,16 +143,17 @@ def _spec(given: str) -> Any:
     return spec
 
 
-def load_tokenizer(path: str | Path, given: str | None = None) -> TextTokenizer:
+def load_tokenizer(path: str | Path, given: str | None = None, data: str | None = None) -> TextTokenizer:
     """The tokenizer that a model was trained with.
 
     Args:
         path: checkpoint or exported folder. A checkpoint names its data in the run record, and the data its tokenizer;
             the embedded corpus is prepared first where it is not there yet.
         given: class path of another, or class_path and init_args as YAML.
+        data: a data module whose tokenizer it is, where a file names none itself, as `load_data` takes it.
 
     Raises:
-        ValueError: there is none to be found.
+        ValueError: there is none to be found, or not the one that the file names.
     """
     if given is not None:
         return as_instance(_spec(given))
@@ -163,13 +164,53 @@ def load_tokenizer(path: str | Path, given: str | None = None) -> TextTokenizer:
     path = Path(path)
     if path.is_dir():
         settings = read_config(path).get("tokenizer")
-        if settings is None:
+        if settings is not None:
+            return _exported_tokenizer(path, settings, way_out)
+        if data is None:
             raise ValueError(f"{path} was exported without a tokenizer. {way_out}")
-        return import_class(settings["class_path"]).load(path, settings)
-    data = _data(path, None, "predict", way_out)
-    if not hasattr(data, "load_tokenizer"):
-        raise ValueError(f"{path} was trained on {type(data).__name__}, which knows no tokenizer. {way_out}")
+    module = _data(path, None if path.is_file() and names_data(path) else data, "predict", way_out)
+    if not hasattr(module, "load_tokenizer"):
+        raise ValueError(
+            f"{path} was trained on {type(module).__name__}, which knows no tokenizer. {way_out}"
+        )
     try:
-        return data.load_tokenizer()
+        return module.load_tokenizer()
     except (ValueError, OSError) as error:
         raise ValueError(f"The tokenizer of {path} is not at hand ({error}). {way_out}") from error
+
+
+def _exported_tokenizer(folder: Path, settings: Any, way_out: str) -> TextTokenizer:
+    """The tokenizer beside an exported model. A shared folder must not make us call just anything."""
+    name = settings.get("class_path") if isinstance(settings, dict) else None
+    found = import_class(name) if isinstance(name, str) else None
+    needed = ("encode", "decode", "serialized", "load")
+    if not isinstance(found, type) or not all(callable(getattr(found, method, None)) for method in needed):
+        raise ValueError(f"{folder}: the tokenizer is {name!r}, which is no class of tokenizers. {way_out}")
+    try:
+        tokenizer: TextTokenizer = found.load(folder, settings)  # type: ignore[attr-defined]
+    except Exception as error:  # The tokenizers library raises a bare Exception for a file that is not there.
+        raise ValueError(f"The tokenizer of {folder} cannot be loaded ({error}). {way_out}") from error
+    stored, here = settings.get("sha256"), sha256(tokenizer)
+    if stored not in (None, here):
+        raise ValueError(
+            f"The tokenizer of {folder} is not the one it was exported with (sha256 {here[:12]} in place of "
+            f"{str(stored)[:12]}). {way_out}"
+        )
+    return tokenizer
+
+
+def refuse_other_tokenizer(path: str | Path, data: LightningDataModule) -> None:
+    """Refuse data of another tokenizer than an exported folder's; a checkpoint's data module compares by itself.
+
+    Raises:
+        ValueError: they differ.
+    """
+    settings = read_config(Path(path)).get("tokenizer") if Path(path).is_dir() else None
+    if not settings or "sha256" not in settings or not hasattr(data, "load_tokenizer"):
+        return
+    found = sha256(data.load_tokenizer())
+    if found != settings["sha256"]:
+        raise ValueError(
+            f"The data was prepared with another tokenizer (sha256 {found[:12]}) than the model of {path} was exported "
+            f"with ({settings['sha256'][:12]}): give --data prepared with the model's."
+        )

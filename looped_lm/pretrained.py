@@ -6,6 +6,7 @@ a user's own component must be installed where the folder is read.
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
 import os
@@ -50,6 +51,11 @@ def architecture(model: LoopedTransformer) -> dict[str, Any]:
     }
 
 
+def sha256(tokenizer: Any) -> str:
+    """Of a tokenizer's stored form (hex): equal ones make equal ids of equal text."""
+    return hashlib.sha256(tokenizer.serialized()[1]).hexdigest()
+
+
 def save_pretrained(model: LoopedTransformer, folder: str | Path, tokenizer: Any = None) -> Path:
     """Write the folder, whole or not at all. Weights keep their dtype.
 
@@ -73,7 +79,8 @@ def save_pretrained(model: LoopedTransformer, folder: str | Path, tokenizer: Any
     files: dict[str, bytes] = {}
     if tokenizer is not None:
         name, content = tokenizer.serialized()
-        config["tokenizer"], files[name] = tokenizer.settings(), content
+        config["tokenizer"] = {**tokenizer.settings(), "sha256": sha256(tokenizer)}
+        files[name] = content
     files[CONFIG] = (json.dumps(config, indent=2, allow_nan=False) + "\n").encode()
     with new_folder(folder) as aside:
         for name, content in files.items():

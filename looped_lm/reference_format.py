@@ -6,6 +6,7 @@ from it does, too (`rope_bf16`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -93,6 +94,8 @@ def architecture_from_reference(config: Mapping[str, Any]) -> dict[str, Any]:
     kind = config["input_injection"]
     if kind not in _INJECTIONS:
         raise ValueError(f"input_injection is {kind!r}; known are {', '.join(_INJECTIONS)}.")
+    for key in CONFIG_KEYS:
+        _refuse_other_numbers(key, config[key])
     width, heads, r, window = config["n_embd"], config["n_head"], config["num_recur"], config["bptt_k"]
     if width % heads:
         raise ValueError(f"n_embd {width} is no multiple of n_head {heads}.")
@@ -114,6 +117,24 @@ def architecture_from_reference(config: Mapping[str, Any]) -> dict[str, Any]:
         "logit_softcap": float(config["logit_softcap"]),
         "rope_bf16": True,
     }
+
+
+def _refuse_other_numbers(key: str, value: Any) -> None:
+    """Refuse what cannot stand under a key of a model_config.
+
+    Raises:
+        ValueError: naming key and value.
+    """
+    if key == "input_injection" or (key == "bptt_k" and value is None):
+        return
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if key in ("size", "logit_softcap"):
+        if not (number and value > 0):
+            raise ValueError(f"{key} is {value!r}; it must be a positive number.")
+        return
+    least = 0 if key in ("n_prelude", "n_coda") else 1
+    if not (number and value == int(value) and value >= least):
+        raise ValueError(f"{key} is {value!r}; it must be a whole number of at least {least}.")
 
 
 def _spec(component: type, **init_args: Any) -> Spec:

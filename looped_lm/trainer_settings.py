@@ -26,6 +26,20 @@ def say(trainer: L.Trainer, message: str) -> None:
         print(message)
 
 
+def usable_device(name: str | None) -> torch.device:
+    """A device by its name, such as cpu or cuda:1; None: a GPU where there is one.
+
+    Raises:
+        ValueError: there is no such device here.
+    """
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"The device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
+    return device
+
+
 def keeps_embedding_in_bf16(device: torch.device, precision: str | int | None) -> bool:
     """Whether the embedding's weights themselves are bf16: under bf16 autocast on GPUs (spec: initialisation).
 

@@ -82,7 +82,10 @@ def main(folder: str, file: str, kills: int, seed: int) -> None:
                 "exits": [first.exitcode, *(process.exitcode for process in others)],
                 "states": [place.status(run).state.value for run in runs],
                 "attempts": {place.name(run): place.attempts(run) for run in runs},
-                "versions": {place.name(run): len(list(place.folder(run).glob("version_*"))) for run in runs},
+                "begun": {
+                    place.name(run): len(list(place.folder(run).glob("version_*/checkpoints")))
+                    for run in runs
+                },
                 "records": sorted(path.name for path in place.records.iterdir()),
             }
         )

@@ -80,7 +80,7 @@ def test_samples_continue_validation_rows_as_plain_generation_does(tmp_path: Pat
             4,
             {
                 "prompt": " ".join(map(str, rows[i])),
-                "continuation": " ".join(str(t) for t in new[i] if t != 0),
+                "continuation": "".join(f" {t}" for t in new[i] if t != 0),
             },
         )
         for i in range(2)

@@ -116,6 +116,9 @@ def fixture(tmp_path: Path, tensors: Any = None, config: Any = None, injection: 
         ({"config": {"num_recur": "absent"}}, "missing: num_recur"),
         ({"config": {"input_injection": "gated"}}, "input_injection is 'gated'; known are inject_init_prelude"),
         ({"config": {"n_head": 5}}, "n_embd 192 is no multiple of n_head 5"),
+        ({"config": {"n_head": 0}}, "meta_001200.json: n_head is 0; it must be a whole number of at least 1"),
+        ({"config": {"sequence_len": "2048"}}, "sequence_len is '2048'"),
+        ({"config": {"logit_softcap": None}}, "logit_softcap is None; it must be a positive number"),
         ({"config": {"n_coda": 2}}, "missing: transformer.coda.1.attn.c_k.weight"),
         ({"injection": "hyperconnect", "config": {"bptt_k": 2}}, "HyperConnectionLanes has parameters of its own"),
     ],
@@ -154,6 +157,21 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match="nothing is overwritten"):
         main(["--from", "reference", str(folder), "--out", str(out)])
     assert out.read_text() == "mine"
+    (tmp_path / "other.run.json").write_text("mine, too")
+    with pytest.raises(FileExistsError, match="other.run.json exists, and nothing is overwritten"):
+        main(["--from", "reference", str(folder), "--out", str(tmp_path / "other.pt")])
+    assert not (tmp_path / "other.pt").exists()
+
+
+def test_a_size_that_is_not_the_width_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    convert(fixture(tmp_path, config={"size": 2}), tmp_path / "out.ckpt")
+    assert "gives size 2; n_embd 192 decides, which is size 3" in capsys.readouterr().err
+
+
+def test_options_of_the_other_direction_are_refused(tmp_path: Path) -> None:
+    for option in ("--step", "--batch-tokens"):
+        with pytest.raises(ValueError, match="belong to --from"):
+            main(["--to", "reference", str(tmp_path / "a.ckpt"), "--out", str(tmp_path / "b"), option, "5"])
 
 
 def test_what_the_reference_code_cannot_express_is_refused() -> None:

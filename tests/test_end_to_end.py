@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 import looped_lm
 from fitting import load_runs
@@ -76,8 +77,11 @@ def test_the_event_file_holds_the_curves_and_the_hparams(run: tuple[Path, str]) 
     record = json.loads(newest(folder, "*.run.json").read_text())
     assert events.Scalars("final/val_loss")[-1].value == pytest.approx(record["val_loss"])
     assert [e.step for e in events.Scalars("val/loss")] == [2, 4]
-    plugins = events.summary_metadata
-    assert any("hparams" in tag for tag in plugins), "the hparams tab has a session"
+    (session,) = (m for tag, m in events.summary_metadata.items() if tag.endswith("session_start_info"))
+    given = HParamsPluginData.FromString(session.plugin_data.content).session_start_info.hparams
+    for name in ("n_once", "n_rec", "num_recurrences", "flops_per_token"):
+        assert given[name].number_value == pytest.approx(record[name]), name
+    assert events.Scalars("final/training_flops")[-1].value == pytest.approx(record["training_flops"])
 
 
 def test_validate_reproduces_the_stored_loss_exactly(run: tuple[Path, str], run_cli: Any) -> None:

@@ -26,6 +26,10 @@ class NoRuleLanes(HyperConnectionLanes):
         return super(HyperConnectionLanes, self).beyond_trained(i, trained)
 
 
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
 PROBES = ["--examples", "3", "--context", "700", "--device", "cpu"]
 
 
@@ -52,6 +56,9 @@ def test_evaluate_a_checkpoint_and_its_export(run_cli: Any, in_folder: Path, tin
     found = json.loads(file.read_text())
     one, two, four, eight = found["validation_loss"]
     assert found["complete"] and (found["context"], found["seed"]) == (700, 0)
+    manifest = json.loads((tiny_data_dir / "manifest.json").read_text())
+    assert found["tokenizer"]["sha256"] == manifest["tokenizer"]["sha256"]
+    assert found["data"] == {"given": None, "manifest_hash": manifest["hash"]}
     record = json.loads(next(in_folder.rglob("step=*.run.json")).read_text())
     assert (
         two["loss"] == pytest.approx(record["val_loss"], rel=1e-6) and two["tokens"] == record["val_tokens"]
@@ -90,6 +97,34 @@ def test_evaluate_a_checkpoint_and_its_export(run_cli: Any, in_folder: Path, tin
     more = ["--tasks", "recurrences", "--recurrences", "2", "--data", data, "--out", "other.json"]
     status, out = run_cli("evaluate", "--ckpt", "shared", "--device", "cpu", *more)
     assert status == 0, out
+    # What an interrupted evaluation left is replaced; a whole one is not, and not by a part.
+    other = Path("other.json")
+    half = {**json.loads(other.read_text()), "finished": False, "complete": False}
+    other.write_text(json.dumps(half))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("looped_lm.commands.evaluate.tasks", _interrupt)
+        both = ["--tasks", "recurrences", "probes", *more[2:]]
+        assert run_cli("evaluate", "--ckpt", "shared", "--device", "cpu", *both)[0] == 130
+        assert json.loads(other.read_text())["validation_loss"] and not Path("other.json.partial").exists()
+        other.write_text(json.dumps({**half, "finished": True, "complete": True}))
+        kept = other.read_text()
+        assert run_cli("evaluate", "--ckpt", "shared", "--device", "cpu", *both, "--overwrite")[0] == 130
+        assert other.read_text() == kept and Path("other.json.partial").exists()
+    other.write_text(json.dumps(half))
+    status, out = run_cli("evaluate", "--ckpt", "shared", "--device", "cpu", *more)
+    assert status == 0, out
+    # Ids of another tokenizer would give a number that means nothing.
+    config = json.loads(Path("shared/config.json").read_text())
+    config["tokenizer"]["sha256"] = "0" * 64
+    Path("shared/config.json").write_text(json.dumps(config))
+    status, out = run_cli("evaluate", "--ckpt", "shared", "--device", "cpu", *more, "--overwrite")
+    assert status == 1 and "prepared with another tokenizer" in out
+    # A model that came without one reads by that of the data.
+    del config["tokenizer"]
+    Path("shared/config.json").write_text(json.dumps(config))
+    alone = ["--data", data, "--out", "alone.json", "--examples", "2", "--context", "700"]
+    status, out = run_cli("evaluate", "--ckpt", "shared", "--device", "cpu", *alone)
+    assert status == 0 and len(json.loads(Path("alone.json").read_text())["tasks"]) == 5, out
     assert json.loads(Path("other.json").read_text())["validation_loss"][0]["loss"] == pytest.approx(
         two["loss"], rel=1e-5
     )
@@ -133,6 +168,7 @@ def test_a_context_that_is_too_short_is_said(run_cli: Any, in_folder: Path) -> N
             "is not at hand",
         ),
         (["--ckpt", "m", "--examples", "0"], "--examples is 0"),
+        (["--ckpt", "m", "--tasks", "recurrences", "--context", "9"], "--context is for probes and tasks"),
         (["--ckpt", "m", "--batch-size", "0"], "batch size is 0"),
         (["--ckpt", "m", "--context", "1"], "context is 1"),
         (["--ckpt", "m", "--device", "toaster"], "device 'toaster' cannot be used"),

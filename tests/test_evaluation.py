@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -111,6 +112,18 @@ def test_a_score_says_what_greedy_decoding_gives() -> None:
     right = Encoded(tuple(prompt), tuple(text[len(prompt) :]))
     wrong = Encoded(right.prompt, (*right.continuation[:3], (text[-1] + 1) % 256))
     assert [s.greedy for s in Scorer(model).score([right, wrong])] == [True, False]
+    # " 2" is no answer where the model goes on to say " 22".
+    whole, part = right, Encoded(right.prompt, right.continuation[:3])
+    other = replace(part, end=((right.continuation[3] + 1) % 256,))
+    scores = Scorer(model).score([part, replace(part, end=right.continuation[3:]), other, whole])
+    assert [s.greedy for s in scores] == [True, True, False, True]
+    assert scores[0].nats == pytest.approx(scores[2].nats) and scores[2].tokens == 3, "the end has no loss"
+
+
+def test_only_answers_that_begin_others_need_their_end() -> None:
+    assert INDUCTION.examples(1, 0)[0].end == ""
+    encoded, _ = fitted(VARIABLES[0].examples(1, 0)[0], Encoder(BYTES, 10_000))
+    assert encoded.end == (10,) and encoded.ids == (*encoded.prompt, *encoded.continuation, 10)
 
 
 def test_scores_do_not_depend_on_the_batch() -> None:
@@ -179,7 +192,7 @@ def test_what_does_not_fit_loses_whole_solved_examples() -> None:
 
 def test_a_probe_says_how_many_prompts_were_cut_or_that_none_fits() -> None:
     scorer, probe = Scorer(byte_model()), VARIABLES[0]
-    longest = max(1 + len(e.prompt(2)) + len(e.answer) for e in probe.examples(6, 0))
+    longest = max(1 + len(e.prompt(2)) + len(e.answer) + 1 for e in probe.examples(6, 0))
     (row,) = probe_rows(probe, scorer, Encoder(BYTES, longest), [1], 6, 0)
     assert row.cut == 6 and row.shots == 5 and 2 <= row.metrics["mean_shots"] < 3
     (row,) = probe_rows(INDUCTION, scorer, Encoder(BYTES, 100), [1], 6, 0)
@@ -271,3 +284,49 @@ def test_a_task_of_a_group_that_fails_leaves_the_others(monkeypatch: pytest.Monk
     rows = public.measure(public.PublicTask("group"), library, SimpleNamespace(num_recurrences=2), None, 0)  # type: ignore[arg-type]
     assert [(row.task, row.loss) for row in rows] == [("a", 1.0), ("b", None), ("c", 1.0)]
     assert "KeyError" in str(rows[1].refused)
+
+
+# ---- Logged samples of lm-eval, without it --------------------------------------------------------------------------
+
+
+def task(kind: str, **rest: Any) -> Any:
+    return SimpleNamespace(OUTPUT_TYPE=kind, config=SimpleNamespace(target_delimiter=" "), **rest)
+
+
+def test_the_gold_continuation_of_every_kind_of_task() -> None:
+    gold = public.gold_continuation
+    assert gold(task("loglikelihood_rolling"), {"arguments": [("text",)], "target": "x"}) is None
+    assert gold(task("loglikelihood"), {"arguments": [("a", " b")], "target": " b"}) == ("a", " b")
+    options = {"arguments": [("q", " x"), ("q", " y")], "doc": {}}
+    choices = task("multiple_choice", multiple_input=False, doc_to_choice=lambda doc: ["x", "y"])
+    assert gold(choices, {**options, "target": 1}) == ("q", " y")
+    assert gold(choices, {**options, "target": ["y", "x"]}) == ("q", " y"), "of several the first counts"
+    ways = task("multiple_choice", multiple_input=True, doc_to_text=lambda doc: 0)
+    assert gold(ways, {"arguments": [("one", " end"), ("two", " end")], "target": 9, "doc": {}}) == (
+        "one",
+        " end",
+    )
+    written = {"arguments": [("q", {"until": ["."]})], "target": ["yes", "no"]}
+    assert gold(task("generate_until"), written) == ("q", " yes")
+    assert gold(task("generate_until"), {**written, "target": "\nyes"}) == ("q", "\nyes"), (
+        "it begins by itself"
+    )
+
+
+def test_the_metric_that_counts_right_answers() -> None:
+    metrics = public.plain(
+        {
+            "acc,none": 0.5,
+            "acc_stderr,none": "N/A",
+            "exact_match,strict": 0.25,
+            "alias": "x",
+            "bleu,none": float("nan"),
+        }
+    )
+    assert metrics == {"acc,none": 0.5, "exact_match,strict": 0.25}
+    assert public.accuracy_of(metrics, public.PublicTask("t", metric="exact_match")) == ("exact_match", 0.25)
+    assert public.accuracy_of({"f1,none": 50.0}, public.PublicTask("t", metric="f1", scale=0.01)) == (
+        "f1",
+        0.5,
+    )
+    assert public.accuracy_of({}, public.PublicTask("t")) == (None, None)

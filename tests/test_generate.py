@@ -13,6 +13,7 @@ import torch
 from datamodules import ByteTokenizer
 from looped_lm import LoopedLM, LoopedTransformer
 from looped_lm.commands.generate import Printer
+from looped_lm.model_files import load_tokenizer
 from looped_lm.pretrained import save_pretrained
 from tests.cli_options import tiny_options
 from tests.tiny import tiny_model
@@ -105,13 +106,32 @@ def test_bad_options_are_named(run_cli: Any, in_folder: Path, options: list[str]
 
 def test_a_model_can_be_used_from_a_file_of_prompts(run_cli: Any, in_folder: Path) -> None:
     save_pretrained(tiny_model(vocab_size=300), "m", ByteTokenizer())
-    Path("prompts.txt").write_text("one\nzwei ü\n")
+    Path("prompts.txt").write_text("one\x0c\u2028\nzwei ü\n")
     status, out = run_cli("generate", "--ckpt", "m", "--prompt-file", "prompts.txt", "--max-new-tokens", "4")
     assert status == 0 and "--- 2 of 2\nzwei ü" in out, out
 
 
+def test_what_is_beside_a_model_is_checked(tmp_path: Path) -> None:
+    """A shared folder must not make us call just anything, nor read ids by another tokenizer."""
+    folder = save_pretrained(tiny_model(vocab_size=300), tmp_path / "m", ByteTokenizer())
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+
+    def refused(says: str, **changes: Any) -> None:
+        file.write_text(json.dumps({**config, "tokenizer": {**config["tokenizer"], **changes}}))
+        with pytest.raises(ValueError, match=says):
+            load_tokenizer(folder)
+
+    refused("'os.path', which is no class of tokenizers", class_path="os.path")
+    refused("'os.system', which is no class of tokenizers", class_path="os.system")
+    refused("cannot be loaded .*tokenizer.json", class_path="datamodules.FileTokenizer", bos_token=None)
+    bpe = {"class_path": "datamodules.BPETokenizer", "vocab_size": 300, "train_characters": 9}
+    refused("cannot be loaded .*No such file", **bpe)
+    refused("is not the one it was exported with", sha256="0" * 64)
+
+
 def test_texts_stream_in_order_and_characters_whole(capsys: pytest.CaptureFixture[str]) -> None:
-    printer = Printer(ByteTokenizer(), ["a", "b"])
+    printer = Printer(ByteTokenizer(), ["a", "b"], [[256, 97], [256, 98]])
     a, b = "xü".encode(), b"yz"
     shown = []
     for i in range(3):

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from datamodules import ByteTokenizer
+from datamodules.tokenizers import JSONTokenizer
 from looped_lm import AdditiveInjection, HyperConnectionLanes, LinearInjection, PassthroughInjection
 from looped_lm.generation import (
     CachedDecoder,
@@ -18,6 +20,7 @@ from looped_lm.generation import (
     RelativeChange,
     Sampling,
     UncachedDecoder,
+    continuation,
     drift,
     stream,
 )
@@ -197,6 +200,54 @@ def test_early_exit_stops_where_the_states_of_a_whole_pass_say() -> None:
     changes = [float((b - a).norm() / b.norm()) for a, b in zip(states, states[1:], strict=False)]
     expected = next(i + 2 for i, change in enumerate(changes) if change < 0.3)
     assert 2 < expected < 8 and generated.recurrences[0][1] == expected
+
+
+@torch.no_grad()
+def test_early_exit_by_kl_stops_where_the_distributions_of_shorter_passes_say() -> None:
+    """p_i is what a pass of i recurrences predicts; without a coda nothing else of the past depends on i."""
+    model = perturbed(r=8, coda_layers=0)
+    prompt = PROMPTS[1]
+    first = decode(CachedDecoder(model, [prompt], 1), 1).tokens[0][0]
+    row = torch.tensor([[*prompt, first]])
+    p = [model(row, num_recurrences=i)[0, -1].double().softmax(-1) for i in range(1, 9)]
+    nats = [float((b * (b / a).log()).sum()) for a, b in zip(p, p[1:], strict=False)]
+    backwards = [float((a * (a / b).log()).sum()) for a, b in zip(p, p[1:], strict=False)]
+
+    def leaves(changes: list[float], threshold: float) -> int:
+        return next((i + 2 for i, change in enumerate(changes) if change < threshold), 8)
+
+    thresholds = [1.01 * nat for nat in nats]
+    assert any(leaves(nats, t) != leaves(backwards, t) for t in thresholds), "either order would do"
+    assert len({leaves(nats, t) for t in thresholds}) > 2
+    for threshold in thresholds:
+        generated = decode(CachedDecoder(model, [prompt], 2, exit_rule=KLChange(threshold)), 2)
+        assert generated.recurrences[0][1] == leaves(nats, threshold)
+
+
+def test_the_space_that_begins_a_continuation_is_kept() -> None:
+    """A decoder of word pieces drops the first space of a text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    words = ["<s>", "\u2581hello", "\u2581world", "s"]
+    backend = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, []))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    tokenizer = JSONTokenizer.__new__(Words)
+    tokenizer.adopt(backend)
+    assert tokenizer.decode([2]) == "world"
+    assert continuation(tokenizer, [0, 1], [2, 3]) == " worlds"
+    assert continuation(tokenizer, [0, 1], [0]) == "", "BOS begins a document and is no text of it"
+
+
+class Words(JSONTokenizer):
+    """A backend of its own, and nothing else of a tokenizer."""
+
+    name, vocab_size, bos_id = "words", 4, 0
+    settings = serialized = load = None  # type: ignore[assignment]
+
+
+def test_a_prompt_may_end_within_a_character() -> None:
+    half, rest = [256, *"ü".encode()[:1]], [*"ü".encode()[1:], *b"ber"]
+    assert continuation(ByteTokenizer(), half, rest) == "\ufffdber"
 
 
 def test_generation_of_compiled_layers_runs_eagerly() -> None:

@@ -140,7 +140,8 @@ def test_twelve_runs_on_a_real_cluster_one_of_them_requeued(
     cluster.wait_for(lambda: bool(list(place.folder(runs[0]).rglob("*.ckpt"))), "a checkpoint")
 
     def signalled() -> bool:
-        if "exit_status" in place.attempts(runs[0])[-1]:
+        # The next attempt may have begun since.
+        if any("exit_status" in event for event in place.attempts(runs[0])):
             return True
         # SLURM may refuse at times, also after it has passed the signal on.
         with suppress(RuntimeError):

@@ -38,8 +38,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--batch-tokens",
         type=int,
-        default=PAPER_BATCH_TOKENS,
-        help="--from: tokens of a training step, for the record's counts; default: %(default)s, the paper's",
+        help=f"--from: tokens of a training step, for the record's counts; default: {PAPER_BATCH_TOKENS}, the paper's",
     )
     return p
 
@@ -90,7 +89,16 @@ def read_reference(folder: Path, step: int | None, batch_tokens: int) -> tuple[d
             f"{model_file} and {meta_file.name} cannot be read ({type(error).__name__}: {str(error).splitlines()[0]}); "
             "they hold tensors alone, and JSON with a model_config."
         ) from error
-    arguments = architecture_from_reference(config)
+    try:
+        arguments = architecture_from_reference(config)
+    except ValueError as error:
+        raise ValueError(f"{meta_file}: {error}") from error
+    if config["size"] != arguments["size"]:
+        print(
+            f"note: {meta_file} gives size {config['size']}; n_embd {config['n_embd']} decides, which is size "
+            f"{arguments['size']} here and in what --to writes.",
+            file=sys.stderr,
+        )
     lm = LoopedLM(**arguments, horizon=Steps(step), batch_tokens=batch_tokens)
     state = tensors_from_reference(tensors, lm.model)
     compare_tensors(state, lm.model.state_dict(), f"{meta_file} does not describe {model_file.name}.")
@@ -159,8 +167,12 @@ def from_reference(folder: Path, out: Path, step: int | None, batch_tokens: int)
 
     from fitting.records import RECORD_SUFFIX, RunRecord
 
-    if out.exists():
-        raise FileExistsError(f"{out} exists, and nothing is overwritten: name another file, or remove it.")
+    record_file = out.with_name(out.stem + RECORD_SUFFIX)
+    for path in (out, record_file):
+        if path.exists():
+            raise FileExistsError(
+                f"{path} exists, and nothing is overwritten: name another file, or remove it."
+            )
     checkpoint, lm = read_reference(folder, step, batch_tokens)
     out.parent.mkdir(parents=True, exist_ok=True)
     aside = out.with_name(out.name + ".partial")
@@ -171,7 +183,7 @@ def from_reference(folder: Path, out: Path, step: int | None, batch_tokens: int)
         aside.replace(out)
     finally:
         aside.unlink(missing_ok=True)
-    record = RunRecord.from_dict(checkpoint["run_record"]).save(out.with_name(out.stem + RECORD_SUFFIX))
+    record = RunRecord.from_dict(checkpoint["run_record"]).save(record_file)
     print(f"checkpoint  {out}\nrun record  {record}")
     print(
         f"step {checkpoint['global_step']}, N {lm.sections.n:,}; tokens and FLOPs of the record take "
@@ -210,8 +222,11 @@ def main(args: Sequence[str]) -> None:
     """Run the command."""
     given = parser().parse_args(args)
     if given.source:
-        from_reference(given.path, given.out, given.step, given.batch_tokens)
-    elif given.step is not None:
-        raise ValueError("--step belongs to --from: a checkpoint holds one step.")
+        batch_tokens = PAPER_BATCH_TOKENS if given.batch_tokens is None else given.batch_tokens
+        from_reference(given.path, given.out, given.step, batch_tokens)
+    elif given.step is not None or given.batch_tokens is not None:
+        raise ValueError(
+            "--step and --batch-tokens belong to --from: a checkpoint holds one step, and its counts."
+        )
     else:
         to_reference(given.path, given.out)

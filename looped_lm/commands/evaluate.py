@@ -80,10 +80,13 @@ def main(args: Sequence[str]) -> int:
     given = parser().parse_args(args)
     given.recurrences = given.recurrences and list(dict.fromkeys(given.recurrences))
     from fitting.records import write_text_atomically
+    from looped_lm.evaluation.results import interrupted
     from looped_lm.evaluation.selection import select
 
     out = given.out or beside(Path(given.ckpt))
-    if out.exists() and not given.overwrite:
+    # What an interrupted evaluation left may go; a whole one is replaced when asked for, and by a whole one.
+    whole = out.exists() and not interrupted(out.read_text(encoding="utf-8", errors="replace"))
+    if whole and not given.overwrite:
         raise FileExistsError(f"{out} exists: name another file by --out, or give --overwrite.")
     names = given.tasks or default_tasks(Path(given.ckpt), given.data)
     selection = select(names)
@@ -93,6 +96,8 @@ def main(args: Sequence[str]) -> int:
     finally:
         # An evaluation that is interrupted keeps what it has found.
         if results.losses or results.tasks:
+            if whole and not results.finished:
+                out = out.with_name(f"{out.name}.partial")
             write_text_atomically(out, results.to_json())
             print(f"\n{results.table()}\n\nresults  {out}")
     return 0 if results.complete else INCOMPLETE
@@ -110,15 +115,24 @@ def default_tasks(checkpoint: Path, data: str | None) -> list[str]:
     from looped_lm.model_files import names_data
 
     if data is None and checkpoint.exists() and not names_data(checkpoint):
-        print(f"note: {checkpoint} names no data (--data does): only the probes run.", file=sys.stderr)
+        print(
+            f"note: {checkpoint} names no data (--data does): only the probes run, with its tokenizer or the one of "
+            "--tokenizer.",
+            file=sys.stderr,
+        )
         return ["probes"]
     return ["recurrences", "probes"]
 
 
 def start(given: argparse.Namespace, names: Sequence[str], selection: Selection) -> Results:
     """Empty results of a request, once it is known that it can be met at all."""
+    import looped_lm
     from looped_lm.evaluation.results import Results
 
+    if not (selection.probes or selection.public):
+        for option in ("examples", "context", "tokenizer"):
+            if getattr(given, option) is not None:
+                raise ValueError(f"--{option} is for probes and tasks, and --tasks asks for neither.")
     if given.examples is not None and given.examples < 1:
         raise ValueError(f"--examples is {given.examples}; it must be at least 1.")
     if selection.public:
@@ -131,6 +145,7 @@ def start(given: argparse.Namespace, names: Sequence[str], selection: Selection)
             leave_hub_alone()
     about = {
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "looped_lm": looped_lm.__version__,
         "checkpoint": str(given.ckpt),
         "asked": list(names),
         "seed": given.seed,
@@ -144,7 +159,8 @@ def run(given: argparse.Namespace, selection: Selection, results: Results) -> No
     from looped_lm.cli import quiet
     from looped_lm.evaluation.measuring import place, trained_precision, trainer_on
     from looped_lm.evaluation.scoring import Encoder, Scorer
-    from looped_lm.model_files import load_data, load_lm, load_tokenizer
+    from looped_lm.model_files import load_data, load_lm, load_tokenizer, refuse_other_tokenizer
+    from looped_lm.pretrained import sha256
 
     quiet()
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
@@ -159,10 +175,15 @@ def run(given: argparse.Namespace, selection: Selection, results: Results) -> No
     scorer = Scorer(lm.model, given.batch_size, trainer.precision_plugin.forward_context)
     encoder = data = None
     if selection.probes or selection.public:
-        tokenizer = load_tokenizer(given.ckpt, given.tokenizer)
+        tokenizer = load_tokenizer(given.ckpt, given.tokenizer, given.data)
+        results.about["tokenizer"] = {**tokenizer.settings(), "sha256": sha256(tokenizer)}
         encoder = Encoder(tokenizer, lm.seq_len if given.context is None else given.context)
     if selection.recurrences:
         data = load_data(given.ckpt, given.data)
+        refuse_other_tokenizer(given.ckpt, data)
+        results.about["data"] = {
+            "given": given.data, "manifest_hash": getattr(data, "manifest_hash", None)
+        }  # fmt: skip
     results.about.update(
         num_recurrences=lm.model.num_recurrences,
         context=None if encoder is None else encoder.context,

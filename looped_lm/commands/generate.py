@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
     early.add_argument(
         "--exit-change",
         type=float,
-        help="a token leaves the loop when its state changes by less, relative to its norm",
+        help="a token leaves the loop when the state that the coda reads changes by less, relative to its norm then",
     )
     early.add_argument(
         "--exit-kl", type=float, help="... when its next-token distribution changes by less, KL in nats"
@@ -61,8 +61,9 @@ def parser() -> argparse.ArgumentParser:
 
 def read_prompts(given: Sequence[str], file: Path | None) -> list[str]:
     """Prompts of the command line, then those of the file; one empty one if there are none."""
-    lines = [] if file is None else file.read_text(encoding="utf-8").splitlines()
-    return [*given, *lines] or [""]
+    text = "" if file is None else file.read_text(encoding="utf-8").removesuffix("\n")
+    # Not splitlines(), which ends a line at form feeds and other characters of a text, too.
+    return [*given, *(text.split("\n") if text else [])] or [""]
 
 
 def exit_rule(change: float | None, kl: float | None) -> ExitRule | None:
@@ -77,8 +78,10 @@ def exit_rule(change: float | None, kl: float | None) -> ExitRule | None:
 class Printer:
     """Prints several texts in order while all of them grow: the first that is not finished streams."""
 
-    def __init__(self, tokenizer: TextTokenizer, prompts: Sequence[str]) -> None:
-        self._tokenizer, self._prompts = tokenizer, prompts
+    def __init__(
+        self, tokenizer: TextTokenizer, prompts: Sequence[str], rows: Sequence[Sequence[int]]
+    ) -> None:
+        self._tokenizer, self._prompts, self._rows = tokenizer, prompts, rows
         self._ids: list[list[int]] = [[] for _ in prompts]
         self._row, self._shown = 0, ""
         self._open()
@@ -113,7 +116,9 @@ class Printer:
             self._open()
 
     def _show(self, finished: bool) -> None:
-        text = self._tokenizer.decode(self._ids[self._row])
+        from looped_lm.generation import continuation
+
+        text = continuation(self._tokenizer, self._rows[self._row], self._ids[self._row])
         # The last character may still lack bytes.
         ready = text if finished else text.rstrip("\ufffd")
         if ready.startswith(self._shown):
@@ -147,21 +152,22 @@ def main(args: Sequence[str]) -> None:
         raise ValueError(
             "--no-cache keeps nothing: leave out --kv-budget, --exit-change and --exit-kl with it."
         )
-    import torch
-
     from looped_lm.generation import (
         CachedDecoder,
         Generated,
         Sampling,
         Step,
         UncachedDecoder,
+        known_ids,
         stream,
+        with_bos,
     )
     from looped_lm.model_files import load_model, load_tokenizer
+    from looped_lm.trainer_settings import usable_device
 
     sampling = Sampling(given.temperature, given.top_k, given.top_p, given.seed)
     prompts = read_prompts(given.prompt, given.prompt_file)
-    device = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = usable_device(given.device)
     model = load_model(given.ckpt).to(device)
     tokenizer = load_tokenizer(given.ckpt, given.tokenizer)
     rows = with_bos(tokenizer, prompts)
@@ -170,9 +176,9 @@ def main(args: Sequence[str]) -> None:
         decoder: Decoder = UncachedDecoder(model, rows, given.max_new_tokens, given.recurrences)
     else:
         decoder = CachedDecoder(model, rows, given.max_new_tokens, given.recurrences, given.kv_budget, rule)
-    known = min(model.vocab_size, tokenizer.vocab_size)
+    known = known_ids(model, tokenizer)
     stop = None if given.keep_going else tokenizer.bos_id
-    printer, steps = Printer(tokenizer, prompts), list[Step]()
+    printer, steps = Printer(tokenizer, prompts, rows), list[Step]()
     start = time.perf_counter()
     for step in stream(decoder, given.max_new_tokens, sampling, stop, known):
         # A document's beginning ends the one before; it is no text of it.
@@ -183,11 +189,6 @@ def main(args: Sequence[str]) -> None:
     seconds = time.perf_counter() - start
     shortcuts = rule is not None or (given.kv_budget or decoder.num_recurrences) < decoder.num_recurrences
     print(report(decoder, generated, seconds, shortcuts, known), file=sys.stderr)
-
-
-def with_bos(tokenizer: TextTokenizer, prompts: Sequence[str]) -> list[list[int]]:
-    """Ids of every prompt, as a document begins."""
-    return [[tokenizer.bos_id, *map(int, ids)] for ids in tokenizer.encode(prompts)]
 
 
 def warn_of_length(model: LoopedTransformer, longest: int) -> None:

@@ -11,7 +11,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
 from looped_lm.evaluation.scoring import Encoded, Encoder, Score, Scorer
-from looped_lm.generation import CachedDecoder, Sampling, stream
+from looped_lm.generation import CachedDecoder, Sampling, continuation, known_ids, stream
 
 #: lm-eval's own bound on new tokens where a task names none.
 NEW_TOKENS = 256
@@ -103,7 +103,7 @@ class HarnessLM(LM):
     ) -> list[str]:
         model, tokenizer = self.scorer.model, self.encoder.tokenizer
         decoder = CachedDecoder(model, prompts, new_tokens, self.num_recurrences)
-        known = min(model.vocab_size, tokenizer.vocab_size)
+        known = known_ids(model, tokenizer)
         ids: list[list[int]] = [[] for _ in prompts]
         texts, done = [""] * len(prompts), [False] * len(prompts)
         with self.scorer.forward_context():
@@ -113,7 +113,7 @@ class HarnessLM(LM):
                     done[row] = done[row] or token is None or token == tokenizer.bos_id
                     if not done[row]:
                         ids[row].append(int(token or 0))
-                        texts[row] = tokenizer.decode(ids[row])
+                        texts[row] = continuation(tokenizer, prompts[row], ids[row])
                         ends = [at for at in (texts[row].find(stop) for stop in until if stop) if at >= 0]
                         if ends:
                             texts[row], done[row] = texts[row][: min(ends)], True

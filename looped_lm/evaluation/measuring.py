@@ -15,7 +15,7 @@ from looped_lm.evaluation.results import LossRow, TaskRow
 from looped_lm.evaluation.scoring import Encoded, Encoder, Scorer
 from looped_lm.lightning_module import LoopedLM
 from looped_lm.model_files import recorded_config
-from looped_lm.trainer_settings import keeps_embedding_in_bf16
+from looped_lm.trainer_settings import keeps_embedding_in_bf16, usable_device
 
 DEFAULT_PRECISION = "32-true"
 
@@ -35,11 +35,7 @@ def trainer_on(device: str | None, precision: str) -> L.Trainer:
     Raises:
         ValueError: no such device.
     """
-    try:
-        where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        torch.empty(0, device=where)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"The device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
+    where = usable_device(device)
     return L.Trainer(
         accelerator={"cuda": "gpu"}.get(where.type, where.type),
         devices=[where.index or 0] if where.type == "cuda" else 1,
@@ -115,7 +111,7 @@ def fitted(example: Example, encoder: Encoder) -> tuple[Encoded, int]:
     of its lines there would be another answer, or none. So the result may still be too long.
     """
     for shots in range(len(example.shots), -1, -1):
-        encoded = encoder.pair(example.prompt(shots), example.answer)
+        encoded = encoder.pair(example.prompt(shots), example.answer, example.end)
         if len(encoded) <= encoder.context:
             break
     return encoded, shots

@@ -17,6 +17,7 @@ LARGEST = 25
 SHOTS = 5
 #: Examples of a probe in the paper's suite.
 EXAMPLES = 1000
+BETWEEN = "\n\n"
 
 
 @dataclass(frozen=True)
@@ -27,16 +28,18 @@ class Example:
         query: text up to where the answer begins.
         answer: the gold continuation, with the space before it.
         shots: solved examples to put before the query, the last one next to it.
+        end: what a model that stops there writes after the answer; empty where no answer begins another one.
     """
 
     query: str
     answer: str
     shots: tuple[str, ...] = ()
+    end: str = ""
 
     def prompt(self, shots: int) -> str:
         """The query after the last `shots` of the solved examples."""
         kept = self.shots[len(self.shots) - shots :]
-        return "".join(f"{shot}\n\n" for shot in kept) + self.query
+        return "".join(f"{shot}{BETWEEN}" for shot in kept) + self.query
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class Probe:
     def _example(self, rng: random.Random) -> Example:
         solved = [self.draw(rng) for _ in range(self.shots)]
         asked = self.draw(rng)
-        return Example(asked.query, asked.answer, tuple(e.query + e.answer for e in solved))
+        return Example(asked.query, asked.answer, tuple(e.query + e.answer for e in solved), asked.end)
 
 
 def induction_head(rng: random.Random) -> Example:
@@ -81,7 +84,8 @@ def induction_head(rng: random.Random) -> Example:
 def variable_assignment(depth: int, write: Callable[[list[tuple[str, str]], str], str]) -> Callable:
     """A way to draw examples of five variables with integer values.
 
-    Values are different integers of [1,25], so that an answer tells which variable was looked up. Asked for is one of
+    Values are different integers of [1,25], so that an answer tells which variable was looked up; 2 begins 22, so an
+    answer is right with its end alone. Asked for is one of
     the five at depth 0; at depth 1 one of five aliases, which stand for the five in an order of their own.
 
     Args:
@@ -96,7 +100,7 @@ def variable_assignment(depth: int, write: Callable[[list[tuple[str, str]], str]
         aliases = dict(zip(names[VARIABLES:], rng.sample(names[:VARIABLES], VARIABLES * depth), strict=True))
         asked = rng.choice(list(aliases or direct))
         answer = direct[aliases.get(asked, asked)]
-        return Example(write([*direct.items(), *aliases.items()], asked), f" {answer}")
+        return Example(write([*direct.items(), *aliases.items()], asked), f" {answer}", end=BETWEEN)
 
     return draw
 

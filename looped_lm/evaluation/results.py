@@ -14,6 +14,15 @@ from looped_lm.text_table import aligned
 FORMAT, VERSION = "looped_lm evaluation", 1
 
 
+def interrupted(text: str) -> bool:
+    """Whether a file of results, given as its text, is of an evaluation that did not come to its end."""
+    try:
+        data = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(data, dict) and data.get("format") == FORMAT and data.get("finished") is False
+
+
 @dataclass(frozen=True)
 class LossRow:
     """Validation loss at one number of recurrences, or why there is none. A loss that is not finite counts as none.
@@ -132,6 +141,7 @@ class Results:
             "format": FORMAT,
             "format_version": VERSION,
             "complete": self.complete,
+            "finished": self.finished,
             **self.about,
             "validation_loss": [asdict(row) for row in self.losses],
             "tasks": [asdict(row) for row in self.tasks],

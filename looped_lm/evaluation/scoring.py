@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,14 +21,24 @@ from looped_lm.transformer import LoopedTransformer
 
 @dataclass(frozen=True)
 class Encoded:
-    """Token ids of a prompt, BOS first, and of its continuation; `cut` where the prompt lost something."""
+    """Token ids of a prompt, BOS first, and of its continuation; `cut` where the prompt lost something.
+
+    `end` is the token with which greedy decoding must go on for the continuation to be all it says; it counts for
+    nothing else, and may be missing.
+    """
 
     prompt: tuple[int, ...]
     continuation: tuple[int, ...]
     cut: bool = False
+    end: tuple[int, ...] = ()
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """All of them in a row."""
+        return (*self.prompt, *self.continuation, *self.end)
 
     def __len__(self) -> int:
-        return len(self.prompt) + len(self.continuation)
+        return len(self.prompt) + len(self.continuation) + len(self.end)
 
 
 @dataclass(frozen=True)
@@ -38,7 +48,8 @@ class Score:
     Args:
         nats: -log p of the whole continuation.
         tokens: how many tokens it has.
-        greedy: whether each of them is the most likely one after those before it, so that greedy decoding gives it.
+        greedy: whether each of them, and the end where there is one, is the most likely one after those before it, so
+            that greedy decoding gives it.
     """
 
     nats: float
@@ -66,15 +77,22 @@ class Encoder:
         """Ids of a text, without BOS."""
         return tuple(int(i) for i in self.tokenizer.encode([text])[0])
 
-    def pair(self, prompt: str, continuation: str) -> Encoded:
-        """Ids of both as one text, divided where the prompt ends; nothing is cut.
+    def pair(self, prompt: str, continuation: str, end: str = "") -> Encoded:
+        """Ids of both as one text, divided where the prompt ends; nothing is cut. Of the end the first token is kept.
 
         A tokenizer may join the two across the border. Then each is encoded by itself.
         """
         first, whole = self.ids(prompt), self.ids(prompt + continuation)
         joined = whole[: len(first)] != first or len(whole) == len(first)
         rest = self.ids(continuation) if joined else whole[len(first) :]
-        return Encoded((self.tokenizer.bos_id, *first), rest)
+        return Encoded((self.tokenizer.bos_id, *first), rest, end=self._after(prompt + continuation, end))
+
+    def _after(self, text: str, end: str) -> tuple[int, ...]:
+        if not end:
+            return ()
+        before, whole = self.ids(text), self.ids(text + end)
+        joined = whole[: len(before)] != before or len(whole) == len(before)
+        return (self.ids(end) if joined else whole[len(before) :])[:1]
 
     def cut(self, encoded: Encoded, room: int = 0) -> Encoded:
         """What fits into the context: the prompt loses tokens on its left, after BOS; `room` tokens more stay free.
@@ -82,16 +100,16 @@ class Encoder:
         Raises:
             ValueError: the continuation alone is too long.
         """
-        kept = self.context - len(encoded.continuation) - room
+        kept = self.context - (len(encoded) - len(encoded.prompt)) - room
         if kept < 1:
             raise ValueError(
-                f"A continuation of {len(encoded.continuation) + room} tokens does not fit into a context of "
+                f"A continuation of {self.context - kept} tokens does not fit into a context of "
                 f"{self.context}."
             )
         if kept >= len(encoded.prompt):
             return encoded
         left = encoded.prompt[len(encoded.prompt) - kept + 1 :] if kept > 1 else ()
-        return Encoded((encoded.prompt[0], *left), encoded.continuation, cut=True)
+        return replace(encoded, prompt=(encoded.prompt[0], *left), cut=True)
 
 
 class Scorer:
@@ -131,7 +149,7 @@ class Scorer:
         """
         if not rows:
             return []
-        check_ids(self.model, [i for row in rows for i in (*row.prompt, *row.continuation)])
+        check_ids(self.model, [i for row in rows for i in row.ids])
         # The longest first: what does not fit into memory shows at once.
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]), reverse=True)
         scores: dict[int, Score] = {}
@@ -148,8 +166,8 @@ class Scorer:
         device = self.model.head.weight.device
         tokens = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int64)
         for line, row in zip(tokens, rows, strict=True):
-            line[: len(row)] = torch.tensor((*row.prompt, *row.continuation))
-        lengths = [len(row.continuation) for row in rows]
+            line[: len(row)] = torch.tensor(row.ids)
+        lengths = [len(row) - len(row.prompt) for row in rows]
         owner = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(lengths))
         where = torch.cat([torch.arange(len(row.prompt), len(row)) for row in rows])
         gold = tokens[owner, where].to(device)
@@ -162,8 +180,8 @@ class Scorer:
             parts = [self._judge(h, g) for h, g in zip(hidden.split(size), gold.split(size), strict=True)]
         nats, hits = (torch.cat(part).cpu() for part in zip(*parts, strict=True))
         return (
-            Score(float(n.double().sum()), len(n), bool(h.all()))
-            for n, h in zip(nats.split(lengths), hits.split(lengths), strict=True)
+            Score(float(n[: len(row.continuation)].double().sum()), len(row.continuation), bool(h.all()))
+            for row, n, h in zip(rows, nats.split(lengths), hits.split(lengths), strict=True)
         )
 
     def _judge(self, hidden: Tensor, gold: Tensor) -> tuple[Tensor, Tensor]:

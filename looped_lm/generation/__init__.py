@@ -5,6 +5,7 @@ from looped_lm.generation.decoders import CachedDecoder, Decoder, UncachedDecode
 from looped_lm.generation.early_exit import ExitRule, KLChange, RelativeChange
 from looped_lm.generation.sampling import Sampling
 from looped_lm.generation.stream import Drift, Generated, Step, drift, stream
+from looped_lm.generation.text import continuation, known_ids, with_bos
 
 __all__ = [
     "CachedDecoder",
@@ -18,6 +19,9 @@ __all__ = [
     "Sampling",
     "Step",
     "UncachedDecoder",
+    "continuation",
     "drift",
+    "known_ids",
     "stream",
+    "with_bos",
 ]

@@ -36,7 +36,10 @@ class ExitRule(ABC):
 
 
 class RelativeChange(ExitRule):
-    """‖s_i - s_{i-1}‖ / ‖s_i‖ of the state."""
+    """‖s_i - s_{i-1}‖ / ‖s_i‖ of the state that the coda would read.
+
+    Not what a run logs as `loop/change_i`: that is relative to ‖s_{i-1}‖, over all lanes and over rows of training.
+    """
 
     def look(self, state: Tensor, logits: Callable[[Tensor], Tensor]) -> Tensor:
         return state.flatten(1).float()
