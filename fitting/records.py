@@ -214,6 +214,15 @@ def write_text_atomically(path: str | os.PathLike[str], text: str) -> Path:
 def write_bytes_atomically(path: str | os.PathLike[str], data: bytes) -> Path:
     """Write bytes through a temporary file in the same folder, fsync and rename. Creates missing folders."""
     target = Path(path)
+    try:
+        return _write(target, data)
+    except OSError as error:
+        # What fails on a handle names no file.
+        error.filename = error.filename or str(target)
+        raise
+
+
+def _write(target: Path, data: bytes) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
     try:

@@ -78,7 +78,8 @@ def look(path: str | Path) -> Stored:
         ValueError: the file cannot be read, or is no checkpoint of a LoopedLM.
     """
     checkpoint = _read(path, mmap=True)
-    return Stored(Path(path), int(checkpoint["global_step"]), checkpoint.get("run_record") or {})
+    record = checkpoint.get("run_record")
+    return Stored(Path(path), int(checkpoint["global_step"]), record if isinstance(record, dict) else {})
 
 
 def in_folder(folder: str | Path) -> tuple[list[Stored], dict[Path, str]]:

@@ -74,7 +74,11 @@ def load_lm(path: str | Path) -> LoopedLM:
         )
     look(path)
     verify(path)
-    return LoopedLM.load_from_checkpoint(path, map_location="cpu").eval()
+    try:
+        return LoopedLM.load_from_checkpoint(path, map_location="cpu").eval()
+    except TypeError as error:
+        # Hyperparameters that the class does not have.
+        raise ValueError(f"{path} cannot be loaded into a LoopedLM: {error}.") from error
 
 
 def load_data(path: str | Path, given: str | None = None) -> LightningDataModule:
@@ -156,7 +160,12 @@ def load_tokenizer(path: str | Path, given: str | None = None, data: str | None 
         ValueError: there is none to be found, or not the one that the file names.
     """
     if given is not None:
-        return as_instance(_spec(given))
+        tokenizer = as_instance(_spec(given))
+        if not all(hasattr(tokenizer, name) for name in ("encode", "decode", "bos_id", "vocab_size")):
+            raise ValueError(
+                f"--tokenizer {given!r} gives a {type(tokenizer).__name__}, which is no tokenizer."
+            )
+        return tokenizer
     way_out = (
         "Name one by --tokenizer, such as datamodules.ByteTokenizer or "
         "'{class_path: datamodules.FileTokenizer, init_args: {path: tokenizer.json}}'."

@@ -96,6 +96,7 @@ def architecture_from_reference(config: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"input_injection is {kind!r}; known are {', '.join(_INJECTIONS)}.")
     for key in CONFIG_KEYS:
         _refuse_other_numbers(key, config[key])
+    config = {k: int(v) if isinstance(v, float) and v == int(v) else v for k, v in config.items()}
     width, heads, r, window = config["n_embd"], config["n_head"], config["num_recur"], config["bptt_k"]
     if width % heads:
         raise ValueError(f"n_embd {width} is no multiple of n_head {heads}.")

@@ -34,8 +34,8 @@ def usable_device(name: str | None) -> torch.device:
     """
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.empty(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(f"The device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
     return device
 

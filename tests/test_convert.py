@@ -146,6 +146,19 @@ def test_files_that_are_missing_or_no_tensors(tmp_path: Path) -> None:
     torch.save({"a": Path("x")}, folder / "model_001200.pt")
     with pytest.raises(ValueError, match="they hold tensors alone"):
         attempt()
+    torch.save([1], folder / "model_001200.pt")
+    with pytest.raises(ValueError, match="something else than a mapping"):
+        attempt()
+    (folder / "model_001200.pt").rename(folder / "model_000007.pt")
+    (folder / "meta_001200.json").rename(folder / "meta_000007.json")
+    torch.save({}, folder / "model_000007.pt")
+    with pytest.raises(ValueError, match="says that it is of step 1200, and its name says 7"):
+        attempt()
+    (folder / "model_000007.pt").rename(folder / "model_001200.pt")
+    (folder / "meta_000007.json").rename(folder / "meta_001200.json")
+    (folder / "meta_001200.json").write_text('{"model_config": [1]}')
+    with pytest.raises(ValueError, match="cannot be read"):
+        attempt()
     (folder / "meta_001200.json").unlink()
     with pytest.raises(FileNotFoundError, match="meta_001200.json is missing"):
         attempt()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +170,14 @@ def test_a_context_that_is_too_short_is_said(run_cli: Any, in_folder: Path) -> N
             "is not at hand",
         ),
         (["--ckpt", "m", "--examples", "0"], "--examples is 0"),
+        (
+            ["--ckpt", "m", "--out", "text.ckpt", "--overwrite"],
+            "text.ckpt holds something other than results",
+        ),
+        (["--ckpt", "m", "--out", "nowhere/x.json"], "nowhere is no folder open to you"),
+        (["--ckpt", "m", "--tasks", "indction_head"], "Did you mean induction_head?"),
+        (["--ckpt", "m", "--tokenizer", "os.getcwd"], "gives a str, which is no tokenizer"),
+        (["--ckpt", "m", "--device", "meta"], "device 'meta' cannot be used"),
         (["--ckpt", "m", "--tasks", "recurrences", "--context", "9"], "--context is for probes and tasks"),
         (["--ckpt", "m", "--batch-size", "0"], "batch size is 0"),
         (["--ckpt", "m", "--context", "1"], "context is 1"),
@@ -188,3 +198,24 @@ def test_bad_input_is_refused_before_anything_is_measured(
     status, out = run_cli("evaluate", *options)
     assert status == 1 and says in out and "Traceback" not in out, out
     assert not list(in_folder.glob("*.json"))
+
+
+def test_a_stopped_evaluation_keeps_what_it_has_found(in_folder: Path) -> None:
+    """SIGTERM while the probes run."""
+    save_pretrained(tiny_model(vocab_size=257), "m", ByteTokenizer())
+    script = (
+        "import os, signal, sys\n"
+        "from looped_lm.evaluation import measuring\n"
+        "found = measuring.probe_rows\n"
+        "def probe_rows(probe, *rest):\n"
+        "    if probe.name != 'induction_head': os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    return found(probe, *rest)\n"
+        "measuring.probe_rows = probe_rows\n"
+        "from looped_lm.__main__ import cli\n"
+        f"sys.exit(cli(['evaluate', '--ckpt', 'm', *{PROBES!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 143 and "Traceback" not in done.stderr, done.stderr
+    found = json.loads(Path("m.eval.json").read_text())
+    assert [row["task"] for row in found["tasks"]] == ["induction_head"] and not found["finished"]
+    assert "induction_head" in done.stdout

@@ -124,6 +124,17 @@ def test_a_folder_without_a_report_is_refused(capsys: pytest.CaptureFixture[str]
     assert "which runs it was made of" in capsys.readouterr().err
 
 
+def test_what_a_report_says_of_itself_is_checked(capsys: pytest.CaptureFixture[str], copied: Path) -> None:
+    assert main(["verify", str(copied / "report"), "--tolerance", "-1"]) == 2
+    assert "--tolerance is -1" in capsys.readouterr().err
+    path = copied / "report" / "fit.json"
+    analysis = json.loads(path.read_text())
+    for changes in ({"provenance": {}}, {"settings": {**analysis["settings"], "starts": "x"}}):
+        path.write_text(json.dumps({**analysis, **changes}))
+        assert main(["verify", str(copied / "report"), "--quiet"]) == 2
+        assert "does not say what it was made of" in capsys.readouterr().err
+
+
 def test_differences_find_every_kind_of_leaf() -> None:
     a = {"x": [1.0, 2.0], "s": "ok", "n": None, "only": 1, "source": "a/b.csv:2"}
     b = {"x": [1.0 + 1e-9, 2.1], "s": "bad", "n": 0.0, "source": "c/b.csv:2"}

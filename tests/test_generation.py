@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -288,6 +289,16 @@ def test_prompts_that_cannot_be_are_refused() -> None:
 
 
 # ---- Sampling
+
+
+def test_logits_that_are_not_finite_are_said_and_a_tiny_temperature_is_greedy() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0], [0.5, 0.0, -9.0]])
+    sampling = Sampling(temperature=1e-300)
+    assert sampling.choose(logits, sampling.generators(2, logits.device)).tolist() == [1, 0]
+    for temperature in (0.0, 1.0):
+        sampling = Sampling(temperature=temperature)
+        with pytest.raises(ValueError, match="logits are not finite"):
+            sampling.choose(logits * math.nan, sampling.generators(2, logits.device))
 
 
 def test_temperature_top_k_and_top_p_by_hand() -> None:

@@ -46,6 +46,8 @@ def test_a_plan_tells_costs_and_writes_a_design_for_fitting(run_cli: Any, in_fol
     )
     status, out = run_cli("sweep", "plan", "other.yaml", "--csv", "other.csv")
     assert status == 0, out
+    status, out = run_cli("sweep", "plan", "other.yaml", "--csv", "other.yaml")
+    assert status == 1 and "other.yaml exists" in out and "grid" in (in_folder / "other.yaml").read_text()
     other = load_runs(in_folder / "other.csv", with_loss=False)
     assert other.injection.tolist() == ["hyperconnections", "linear"]
     assert other.bptt[0] == "full" and other.bptt[1].startswith("truncated")
@@ -82,6 +84,10 @@ def test_peaks_come_from_lightnings_table() -> None:
         (["run", "good.yaml", "--jobs", "0"], "--jobs is 0"),
         (["plan", "good.yaml", "--mfu", "-1"], "--mfu is -1"),
         (["plan", "good.yaml", "--peak-flops", "0"], "--peak-flops is 0"),
+        (["plan", "good.yaml", "--mfu", "40"], "--mfu is 40"),
+        (["plan", "good.yaml", "--device", "a100", "--peak-flops", "1e12"], "leave one out"),
+        (["run", "good.yaml", "--profile", "x.yaml"], "--profile has no effect with --launcher local"),
+        (["run", "good.yaml", "--launcher", "slurm", "--jobs", "2"], "--jobs has no effect"),
         (["plan", "good.yaml", "--device", "h100"], "is not in Lightning's table"),
     ],
 )

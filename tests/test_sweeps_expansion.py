@@ -221,6 +221,12 @@ def test_axes_that_depend_on_others_and_rules(tmp_path: Path) -> None:
         ("grid: {model.size: [1, 2]}\nskip: [{model.size: '>0'}]", ["leave no run"]),
         ("grid: {model.size: [1, 2]}\nkeys: {model.size: 3}", ["under keys and in the grid"]),
         ("grid: {model.size: [1, 2]}\nkeys: {config: r8.yaml}", ["stand under configs"]),
+        ("grid: {run_name: [a, b]}", ["run_name cannot be set by a sweep", "named after its id"]),
+        ("grid: {model.size: [1, 2]}\nkeys: {resume: auto}", ["resume cannot be set"]),
+        ("grid: {1: [2, 3]}", ["1 is no key"]),
+        ("grid: {on: [2, 3]}", ["True is no key"]),
+        ("grid: {seed_everything: [1, '1']}", ["twice"]),
+        ("grid: {model.injection: [LinearInjection, looped_lm.LinearInjection]}", ["twice"]),
         ("grid: {model.size: [1, 2]}\nkeys: {a: 1, a: 2}", ["'a' stands twice"]),
         ("grid: {model.size: [1, 2]}\nname: a/b", ["'a/b'"]),
         ("grid: {model.size: [1, 2]}\nshared: [{sweep: iso_deph.yaml}]", ["Did you mean iso_depth.yaml?"]),
@@ -295,6 +301,18 @@ def test_an_id_is_what_is_trained_and_nothing_else(tmp_path: Path) -> None:
         classes |= set(ids("grid: {config: r4.yaml}\nconfigs: [class.yaml]"))
         os.utime(tmp_path / "class.yaml", (1, 1))
     assert len(classes) == 2, "a class counts, with and without arguments"
+    (tmp_path / "budget.yaml").write_text(
+        "model: {horizon: {class_path: looped_lm.FlopsBudget, init_args: {flops: 1e9}}}"
+    )
+    names = ("FlopsBudget", "looped_lm.FlopsBudget", "looped_lm.schedules.FlopsBudget")
+    told = {
+        ids(f"grid: {{config: r4.yaml}}\nconfigs: [budget.yaml]\nkeys: {{model.horizon: {n}}}")[0]
+        for n in names
+    }
+    assert told == set(ids("grid: {config: r4.yaml, model.horizon.flops: 1e9}")), "a class has one name"
+    plain = "grid: {config: r4.yaml, model.horizon.flops: 1e13}"
+    assert ids(f"{plain}\nkeys: {{trainer.limit_val_batches: 1}}") != [one], "its loss is another"
+    assert ids(f"{plain}\nkeys: {{data.data_dir: 2024-01-01}}") != [one], "a date is text"
     two = ids("grid: {config: r4.yaml, model.horizon.flops: 1e13, model.compile_layers: [false, true]}")
     assert len(set(two)) == 2, "an axis always tells runs apart"
     with pytest.raises(ValueError, match="stands in it twice"):

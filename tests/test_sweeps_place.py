@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from test_fitting_records import record_fields
 
 from fitting.records import RecordError, RunRecord
@@ -78,12 +79,19 @@ def test_a_collected_record_that_cannot_be_read_stops_the_sweep(place: Place) ->
     kept = place.keep_record(RUN)
     assert kept is not None
     kept.write_text(kept.read_text().replace('"schema_version": 1', '"schema_version": 99'))
-    with pytest.raises(RecordError, match="run.json.*schema_version"):
-        place.keep_record(RUN)
     (place.folder(RUN) / "version_0" / "checkpoints" / kept.name).unlink(missing_ok=True)
     elsewhere = Place(place.root / "other", "mine", latest_record, records=place.records)
     with pytest.raises(RecordError, match="schema_version"):
         elsewhere.status(RUN)
+
+
+def test_a_damaged_collected_record_is_replaced_by_the_runs_own(place: Place) -> None:
+    record = write_record(place)
+    kept = place.keep_record(RUN)
+    assert kept is not None
+    kept.write_text("")
+    assert place.status(RUN).state is State.FINISHED
+    assert place.keep_record(RUN) == kept and RunRecord.load(kept) == record
 
 
 def test_records_of_no_run_of_the_sweep_are_told_apart(place: Place) -> None:
@@ -139,7 +147,16 @@ def test_half_a_line_of_a_killed_process_is_no_attempt(place: Place) -> None:
     with (place.folder(RUN) / "attempts.jsonl").open("a") as file:
         file.write('{"time": 1')
     place.note(RUN, command=["fit"])
-    assert len(place.attempts(RUN)) == 2
+    with (place.folder(RUN) / "attempts.jsonl").open("ab") as file:
+        file.write(b"123\n\xff\xfe\n")
+    assert len(place.attempts(RUN)) == 2 and place.status(RUN).state is State.INTERRUPTED
+
+
+def test_a_path_is_taken_as_it_is_written(tmp_path: Path) -> None:
+    (argument,) = (
+        word for word in Place(tmp_path / "o a: b", "mine", latest_record).command(RUN) if "save_dir" in word
+    )
+    assert yaml.safe_load(argument.partition("=")[2]) == str(tmp_path / "o a: b" / "mine")
 
 
 def test_the_last_lines_show_what_a_progress_bar_showed_last(place: Place) -> None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 OK, NOT_TRUSTED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
+LARGEST_PHI = 10
+"""r^phi of a fixed exponent beyond it means nothing, and soon overflows."""
 # Short names of the shipped laws; any other value of --law is a class path.
 LAW_NAMES: dict[str, str] = {
     "joint": "phi free (default)",
@@ -125,6 +127,14 @@ def check_numbers(options: argparse.Namespace) -> None:
             raise FitError(f"--{name} {value} is too small. Give {least} or more")
 
 
+def refuse_overwrite_alone(options: argparse.Namespace) -> None:
+    """Raises `FitError` for --overwrite without anything that it could replace."""
+    from fitting.errors import FitError
+
+    if options.overwrite and not options.report:
+        raise FitError("--overwrite lets --report replace a report, and there is no --report")
+
+
 def law_of(options: argparse.Namespace) -> Law:
     """The law that --law, --phi and --split describe. Raises `FitError`."""
     from fitting import laws, multipliers
@@ -137,6 +147,8 @@ def law_of(options: argparse.Namespace) -> Law:
             raise FitError(
                 f"--phi fixes the exponent of the joint law and says nothing to --law {options.law}"
             )
+        if not abs(options.phi) <= LARGEST_PHI:
+            raise FitError(f"--phi is {options.phi:g}; it must lie between -{LARGEST_PHI} and {LARGEST_PHI}")
         return laws.JointLaw(multipliers.FixedPower(options.phi), split)
     shipped: dict[str, Callable[[], Law]] = {
         "joint": lambda: laws.JointLaw(split=split),

@@ -37,6 +37,7 @@ def run(options: argparse.Namespace) -> int:
     """Compare, print or report. Raises `FitError` and `RecordError` for bad input."""
     from fitting.report import check_folder
 
+    common.refuse_overwrite_alone(options)
     if options.report:
         check_folder(options.report, options.overwrite, "comparison")
     settings = {

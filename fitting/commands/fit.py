@@ -27,6 +27,7 @@ def run(options: argparse.Namespace) -> int:
     """Fit, print or report. Raises `FitError` and `RecordError` for bad input."""
     from fitting.report import check_folder
 
+    common.refuse_overwrite_alone(options)
     if options.report:
         check_folder(options.report, options.overwrite)
     settings = {

@@ -31,6 +31,8 @@ def run(options: argparse.Namespace) -> int:
         raise FitError(f"--out {out} is the template itself. Name another file")
     expected = fill(options.template)
     there = out.read_bytes().decode("utf-8", errors="replace") if out.exists() else None
+    if options.check and options.overwrite:
+        raise FitError("--check writes nothing, and --overwrite replaces the page: leave one out")
     if options.check:
         if there is None:
             raise FitError(f"There is no page {out}. Write it: python -m fitting page {options.template}")

@@ -44,19 +44,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Compute the report again and compare. Raises `FitError` and `RecordError` for bad input."""
     from fitting import provenance
+    from fitting.errors import FitError
     from fitting.report import form_of, plain
 
+    if not 0 <= options.tolerance < 1:
+        raise FitError(f"--tolerance is {options.tolerance:g}; it must lie in [0, 1)")
     path, reported = provenance.read_report(options.report)
     form_of(reported)
     made = reported["provenance"]
     derive = {"fit": fit.derive, "comparison": compare.derive}[reported["kind"]]
-    analysis = derive(
-        options.runs or provenance.located(made["runs"], path.parent),
-        argparse.Namespace(**made["options"]),
-        {**reported["settings"], "workers": options.workers},
-        path.parent,
-        common.progress(options),
-    )
+    try:
+        analysis = derive(
+            options.runs or provenance.located(made["runs"], path.parent),
+            argparse.Namespace(**made["options"]),
+            {**reported["settings"], "workers": options.workers},
+            path.parent,
+            common.progress(options),
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise FitError(
+            f"{path} does not say what it was made of as a report does ({type(error).__name__}: {error}). "
+            "Make it again with --report"
+        ) from error
     now = plain(analysis["provenance"])
     found = provenance.changed_files(made["sha256"], now["sha256"])
     ignored = ("provenance", "settings")

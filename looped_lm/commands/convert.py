@@ -83,12 +83,17 @@ def read_reference(folder: Path, step: int | None, batch_tokens: int) -> tuple[d
         raise ValueError(f"{model_file} is of step {step}: there was no training to record.")
     try:
         tensors = torch.load(model_file, map_location="cpu", weights_only=True)
-        config = json.loads(meta_file.read_text(encoding="utf-8"))["model_config"]
+        meta = json.loads(meta_file.read_text(encoding="utf-8"))
+        config = dict(meta["model_config"])
+        if not (isinstance(tensors, dict) and all(isinstance(t, torch.Tensor) for t in tensors.values())):
+            raise TypeError("the model file holds something else than a mapping of names to tensors")
     except Exception as error:
         raise ValueError(
             f"{model_file} and {meta_file.name} cannot be read ({type(error).__name__}: {str(error).splitlines()[0]}); "
             "they hold tensors alone, and JSON with a model_config."
         ) from error
+    if meta.get("step", step) != step:
+        raise ValueError(f"{meta_file} says that it is of step {meta['step']}, and its name says {step}.")
     try:
         arguments = architecture_from_reference(config)
     except ValueError as error:
@@ -206,7 +211,11 @@ def to_reference(checkpoint_file: Path, out: Path) -> None:
     # From the file: the module may hold some of them in another precision.
     own = {n.removeprefix("model."): t for n, t in checkpoint["state_dict"].items() if n.startswith("model.")}
     with new_folder(out) as folder:
-        torch.save(tensors_to_reference(own), folder / f"model_{step:06d}.pt")
+        with (folder / f"model_{step:06d}.pt").open("wb") as file:
+            try:
+                torch.save(tensors_to_reference(own), file)
+            except RuntimeError as error:  # What torch makes of a full disk.
+                raise OSError(f"{out} could not be written ({error}).") from error
         meta = json.dumps({"step": step, "model_config": config}, indent=2) + "\n"
         (folder / f"meta_{step:06d}.json").write_text(meta, encoding="utf-8")
     print(f"{out}: step {step}")

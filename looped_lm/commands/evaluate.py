@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -80,27 +82,44 @@ def main(args: Sequence[str]) -> int:
     given = parser().parse_args(args)
     given.recurrences = given.recurrences and list(dict.fromkeys(given.recurrences))
     from fitting.records import write_text_atomically
-    from looped_lm.evaluation.results import interrupted
+    from looped_lm.evaluation.results import interrupted, is_results
     from looped_lm.evaluation.selection import select
 
     out = given.out or beside(Path(given.ckpt))
     # What an interrupted evaluation left may go; a whole one is replaced when asked for, and by a whole one.
-    whole = out.exists() and not interrupted(out.read_text(encoding="utf-8", errors="replace"))
+    there = out.read_text(encoding="utf-8", errors="replace") if out.exists() else None
+    if there is not None and not is_results(there):
+        raise FileExistsError(
+            f"{out} holds something other than results, and stays: name another file by --out."
+        )
+    whole = there is not None and not interrupted(there)
     if whole and not given.overwrite:
         raise FileExistsError(f"{out} exists: name another file by --out, or give --overwrite.")
+    if not os.access(out.parent, os.W_OK | os.X_OK):
+        raise FileNotFoundError(
+            f"{out} cannot be written: {out.parent} is no folder open to you. Give --out."
+        )
     names = given.tasks or default_tasks(Path(given.ckpt), given.data)
     selection = select(names)
     results = start(given, names, selection)
+    before = signal.signal(signal.SIGTERM, _leave)
     try:
         run(given, selection, results)
     finally:
+        signal.signal(signal.SIGTERM, before)
         # An evaluation that is interrupted keeps what it has found.
         if results.losses or results.tasks:
             if whole and not results.finished:
                 out = out.with_name(f"{out.name}.partial")
+            print(f"\n{results.table()}\n")
             write_text_atomically(out, results.to_json())
-            print(f"\n{results.table()}\n\nresults  {out}")
+            print(f"results  {out}")
     return 0 if results.complete else INCOMPLETE
+
+
+def _leave(signum: int, frame: object) -> None:
+    """As on Ctrl-C: what has been found is written."""
+    raise SystemExit(128 + signum)
 
 
 def beside(checkpoint: Path) -> Path:
@@ -138,7 +157,7 @@ def start(given: argparse.Namespace, names: Sequence[str], selection: Selection)
     if selection.public:
         from looped_lm.evaluation.public import hub_problem, leave_hub_alone, require_lm_eval
 
-        require_lm_eval()
+        require_lm_eval(selection.public)
         problem = hub_problem()
         if problem is not None:
             print(f"note: {problem}: public tasks need their data in the local cache.", file=sys.stderr)

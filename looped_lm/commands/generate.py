@@ -61,7 +61,12 @@ def parser() -> argparse.ArgumentParser:
 
 def read_prompts(given: Sequence[str], file: Path | None) -> list[str]:
     """Prompts of the command line, then those of the file; one empty one if there are none."""
-    text = "" if file is None else file.read_text(encoding="utf-8").removesuffix("\n")
+    try:
+        text = "" if file is None else file.read_text(encoding="utf-8").removesuffix("\n")
+        "".join(given).encode()
+    except UnicodeError as error:
+        where = file if isinstance(error, UnicodeDecodeError) else "--prompt"
+        raise ValueError(f"{where} is not UTF-8 text ({error}).") from error
     # Not splitlines(), which ends a line at form feeds and other characters of a text, too.
     return [*given, *(text.split("\n") if text else [])] or [""]
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fitting.records import RECORD_SUFFIX, RecordError, RunRecord, architecture
+from fitting.records import RECORD_SUFFIX, RecordError, RunRecord, architecture, write_text_atomically
 from looped_lm.sweeps import files
 from looped_lm.sweeps.expansion import expand, shared_runs
 from looped_lm.sweeps.place import Place, State, Status
@@ -64,13 +64,14 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument(
         "--csv", type=Path, metavar="FILE", help="write the runs as a design for `fitting plan`"
     )
+    plan.add_argument("--overwrite", action="store_true", help="let --csv replace a file")
     for name, text in (
         ("run", "train all runs that are not finished"),
         ("retry", "train the failed runs again"),
     ):
         run = add(name, text)
         run.add_argument("--launcher", choices=("local", "slurm"), default="local", help="default: local")
-        run.add_argument("--jobs", type=int, default=1, metavar="N", help="local: runs at a time (default 1)")
+        run.add_argument("--jobs", type=int, metavar="N", help="local: runs at a time (default 1)")
         run.add_argument("--devices", metavar="LIST", help="local: accelerators to share out, such as 0,1")
         run.add_argument("--profile", type=Path, metavar="FILE", help="slurm: settings of a cluster")
         _place_options(run)
@@ -109,12 +110,18 @@ def main(arguments: Sequence[str]) -> int:
 
 def _plan(options: argparse.Namespace, sweep: files.SweepFile, runs: list[Run]) -> int:
     from looped_lm.sweeps.planning import Planner, peak_flops
-    from looped_lm.sweeps.table import duration, plan_table, write_design
+    from looped_lm.sweeps.table import design, duration, plan_table
 
     given = {"--mfu": options.mfu, "--memory": options.memory, "--devices": options.devices}
     for name, value in (given | {"--peak-flops": options.peak_flops}).items():
         if value is not None and not value > 0:
             raise ValueError(f"{name} is {value}; it must be positive.")
+    if options.mfu > 1:
+        raise ValueError(f"--mfu is {options.mfu}; it is a share, at most 1.")
+    if options.device and options.peak_flops:
+        raise ValueError("--device and --peak-flops both say how fast a device is: leave one out.")
+    if options.csv and options.csv.exists() and not options.overwrite:
+        raise FileExistsError(f"{options.csv} exists: name another file by --csv, or give --overwrite.")
     shared = shared_runs(sweep)
     planner = Planner(None if options.memory is None else options.memory * GIB, options.devices)
     planned = _planned(planner, [*runs, *shared])
@@ -144,7 +151,7 @@ def _plan(options: argparse.Namespace, sweep: files.SweepFile, runs: list[Run]) 
         hashes = [run.hash for run in shared if run.sweep == name]
         print(f"Shared, trained by the sweep {name}: {len(hashes)} runs")
     if options.csv:
-        write_design(planned, options.csv, architecture)
+        write_text_atomically(options.csv, design(planned, architecture))
         print(f"Design with {len(planned)} runs: {options.csv}")
     return 0
 
@@ -173,6 +180,11 @@ def _place(options: argparse.Namespace, sweep: str) -> Place:
 def _run(options: argparse.Namespace, sweep: files.SweepFile, runs: list[Run]) -> int:
     from looped_lm.sweeps.planning import Planner
 
+    others = ("jobs", "devices") if options.launcher == "slurm" else ("profile",)
+    for name in others:
+        if getattr(options, name) is not None:
+            raise ValueError(f"--{name} has no effect with --launcher {options.launcher}: leave it out.")
+    options.jobs = 1 if options.jobs is None else options.jobs
     if options.jobs < 1:
         raise ValueError(f"--jobs is {options.jobs}; it must be at least 1.")
     place = _place(options, sweep.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import logging
 import math
@@ -22,13 +23,20 @@ if TYPE_CHECKING:
 HUB = "https://huggingface.co"
 
 
-def require_lm_eval() -> None:
-    """Refuse to go on without lm-eval.
+def require_lm_eval(tasks: Iterable[PublicTask] = ()) -> None:
+    """Refuse to go on without lm-eval, for these tasks.
 
     Raises:
         ImportError: naming the way out.
     """
     if importlib.util.find_spec("lm_eval") is None:
+        from looped_lm.evaluation.selection import own_names
+
+        close = [near for t in tasks for near in difflib.get_close_matches(t.source, own_names(), n=1)]
+        if close:
+            raise ImportError(
+                f"Did you mean {' '.join(close)}? Other tasks run through lm-eval: pip install 'looped-lm[eval]'."
+            )
         raise ImportError(
             "Public tasks and task files run through lm-eval, which is not installed: pip install 'looped-lm[eval]'. "
             "The validation loss and the probes do without it (--tasks recurrences probes)."
@@ -77,8 +85,6 @@ class TaskLibrary:
         Raises:
             ValueError: naming the task, and names that are like it.
         """
-        import difflib
-
         for task in tasks:
             if is_task_file(task.source):
                 if not Path(task.source).is_file():

@@ -14,13 +14,18 @@ from looped_lm.text_table import aligned
 FORMAT, VERSION = "looped_lm evaluation", 1
 
 
-def interrupted(text: str) -> bool:
-    """Whether a file of results, given as its text, is of an evaluation that did not come to its end."""
+def is_results(text: str) -> bool:
+    """Whether a text is that of a file of results."""
     try:
         data = json.loads(text)
     except ValueError:
         return False
-    return isinstance(data, dict) and data.get("format") == FORMAT and data.get("finished") is False
+    return isinstance(data, dict) and data.get("format") == FORMAT
+
+
+def interrupted(text: str) -> bool:
+    """Whether a file of results, given as its text, is of an evaluation that did not come to its end."""
+    return json.loads(text).get("finished") is False
 
 
 @dataclass(frozen=True)

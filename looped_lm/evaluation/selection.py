@@ -46,6 +46,11 @@ def select(names: Sequence[str]) -> Selection:
     return Selection(RECURRENCES in wanted, tuple(probes.values()), tuple(public.values()))
 
 
+def own_names() -> list[str]:
+    """Names of what needs no lm-eval."""
+    return [RECURRENCES, "probes", PROBE_AXIS, *(probe.name for probe in PROBES)]
+
+
 def as_task(name: str) -> PublicTask:
     """A task outside of the suite, by lm-eval's name or the path of its file."""
     return PublicTask(Path(name).stem if is_task_file(name) else name, spec=name)

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+#: Differences of logits over a temperature stay finite in fp32; nothing colder could be told from greedy.
+_COLDEST = 1e-30
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -53,7 +56,7 @@ class Sampling:
         if self.temperature == 0:
             return torch.zeros_like(logits).scatter_(-1, logits.argmax(dim=-1, keepdim=True), 1.0)
         # Relative to the largest: a tiny temperature must not overflow.
-        logits = (logits - logits.amax(dim=-1, keepdim=True)) / self.temperature
+        logits = (logits - logits.amax(dim=-1, keepdim=True)) / max(self.temperature, _COLDEST)
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             kept = logits.topk(self.top_k, dim=-1)
             logits = torch.full_like(logits, -math.inf).scatter_(-1, kept.indices, kept.values)
@@ -68,6 +71,10 @@ class Sampling:
 
     def choose(self, logits: Tensor, generators: list[torch.Generator]) -> Tensor:
         """Token ids (B,) drawn from logits (B,V)."""
+        if not bool(logits.isfinite().all()):
+            raise ValueError(
+                "The model's logits are not finite: its weights are, or overflow to, NaN or infinity."
+            )
         if self.temperature == 0:
             return logits.argmax(dim=-1)
         p = self.probabilities(logits)

@@ -40,6 +40,10 @@ class _Loader(yaml.SafeLoader):
             seen.append(key)
         return node
 
+    def construct_date(self, node: yaml.ScalarNode) -> str:
+        """The text: no key of a configuration is a date."""
+        return str(node.value)
+
     def construct_clock(self, node: yaml.ScalarNode) -> Any:
         """A number, or the text of a time: YAML 1.1 would make 43200 of 12:00:00."""
         if ":" in node.value:
@@ -49,6 +53,7 @@ class _Loader(yaml.SafeLoader):
 
 for _kind in ("int", "float"):
     _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_clock)
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_date)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
@@ -140,6 +145,15 @@ _TYPES: dict[str, type] = {
 }  # fmt: skip
 
 
+_NOT_FOR_SWEEPS = {
+    "run_name": "a run is named after its id",
+    "resume": "every run goes on by itself",
+    "ckpt_path": "every run starts from its own weights, and goes on from them by itself",
+    "trainer.fast_dev_run": "it leaves no record",
+}
+"""Keys of the configuration that are the sweep's own."""
+
+
 def find(name: str, beside: Path | None = None) -> Path:
     """Path of a sweep file, given by path or by the bare name of a file beside another sweep (looked for first, as for
     config files) or a shipped one.
@@ -180,6 +194,14 @@ def load(path: Path) -> SweepFile:
     grid = content.get("grid", {})
     if not grid:
         raise ValueError(f"{path}: there is no grid, so there are no runs.")
+    for key in (*grid, *content.get("keys", {})):
+        if not isinstance(key, str):
+            raise ValueError(f"{path}: {key!r} is no key of a configuration, such as model.size.")
+        reason = next(
+            (why for own, why in _NOT_FOR_SWEEPS.items() if key == own or key.startswith(f"{own}.")), None
+        )
+        if reason:
+            raise ValueError(f"{path}: {key} cannot be set by a sweep: {reason}.")
     if CONFIG in content.get("keys", {}):
         raise ValueError(
             f"{path}: {CONFIG} stands under keys; config files of every run stand under configs."

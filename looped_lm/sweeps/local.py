@@ -19,6 +19,8 @@ from looped_lm.sweeps.place import Place, State
 from looped_lm.sweeps.runs import Run
 from looped_lm.sweeps.worker import BUSY, follow_parent, work
 
+CANNOT_START = 77
+"""Exit status of a process that could not begin its run."""
 POLL_SECONDS = 1.0
 """How often runs that another launcher has are looked at."""
 Say = Callable[[str], None]
@@ -136,7 +138,12 @@ class LocalLauncher:
         if self.devices:
             own = self.devices[slot :: self.jobs] or [self.devices[slot % len(self.devices)]]
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(own)
-        sys.exit(work(self.place, run, attempts=self.attempts.get(run.hash)))
+        try:
+            sys.exit(work(self.place, run, attempts=self.attempts.get(run.hash)))
+        except OSError as error:
+            # The log cannot be written either.
+            print(f"error: {run.id} cannot be started: {error}", file=sys.stderr, flush=True)
+            sys.exit(CANNOT_START)
 
     def _end(self, job: _Job, outcome: Outcome) -> None:
         seconds, run = time.monotonic() - job.began, job.run
@@ -145,6 +152,12 @@ class LocalLauncher:
             self.say(f"elsewhere {run.id}: another launcher is at it")
             outcome.elsewhere.append(run)
             return
+        if job.process.exitcode == CANNOT_START:
+            self._flops_left -= self.flops[run.hash]
+            outcome.failed.append(run)
+            return
+        if job.process.exitcode == -signal.SIGKILL:
+            self.say(f"killed    {run.id} by SIGKILL: perhaps the memory of the machine ran out")
         self._sort(run, outcome)
         end = self.place.attempts(run)[-1:]
         record = self.place.record(run)

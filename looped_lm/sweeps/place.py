@@ -70,6 +70,11 @@ class Claimed(Exception):
     """Another process works on the run."""
 
 
+def _as_text(path: Path) -> str:
+    """A path as the command line takes it for text, whatever YAML would make of it."""
+    return json.dumps(str(path), ensure_ascii=False) if ": " in str(path) else str(path)
+
+
 @dataclass(frozen=True)
 class Status:
     """A run with its state.
@@ -126,7 +131,7 @@ class Place:
     def command(self, run: Run) -> list[str]:
         """The command line of a run, after `python -m looped_lm`; it starts the run and goes on with it."""
         return [
-            "fit", *run.arguments(), f"--trainer.logger.init_args.save_dir={self.root}",
+            "fit", *run.arguments(), f"--trainer.logger.init_args.save_dir={_as_text(self.root)}",
             f"--run_name={self.name(run)}", "--resume=auto",
         ]  # fmt: skip
 
@@ -185,8 +190,10 @@ class Place:
         if record is None or not record.finished:
             return None
         there = self._collected(run)
-        if there is not None and (kept := self.latest_record(there)) is not None and kept.finished:
-            return there
+        # A damaged one is replaced: the run's own says the same, or `record` would have refused.
+        with suppress(ValueError):
+            if there is not None and (kept := self.latest_record(there)) is not None and kept.finished:
+                return there
         return record.save(there or target)
 
     # ---- Claims and attempts --------------------------------------------------------------------------------------
@@ -228,11 +235,12 @@ class Place:
         """Beginnings and ends of a run's attempts, in order."""
         events = []
         with suppress(FileNotFoundError):
-            for line in (self.folder(run) / "attempts.jsonl").read_text(encoding="utf-8").splitlines():
+            path = self.folder(run) / "attempts.jsonl"
+            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
                 # The last line of a process that was killed may be half a line.
                 with suppress(json.JSONDecodeError):
                     events.append(json.loads(line))
-        return events
+        return [event for event in events if isinstance(event, dict)]
 
     def note(self, run: Run, **event: Any) -> None:
         """Append a beginning, or an end (with exit_status), of an attempt."""

@@ -5,20 +5,26 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+from looped_lm.component import import_class
 from looped_lm.config_files import BASE
 from looped_lm.sweeps.files import CONFIG, read_yaml, text
 
 IDENTITY = (
     "seed_everything", "model", "data", "trainer.precision", "trainer.gradient_clip_val",
     "trainer.gradient_clip_algorithm", "trainer.max_steps", "trainer.max_time", "trainer.limit_train_batches",
+    "trainer.limit_val_batches", "trainer.overfit_batches",
 )  # fmt: skip
 """What decides what is trained. Loggers, callbacks and devices do not."""
+_PACKAGES = ("looped_lm", "datamodules")
+_CLASS = re.compile(r"(\w+\.)*[A-Z]\w*")
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 NOT_IDENTITY = (
     "model.val_every_steps",
     "model.compile_layers",
@@ -100,7 +106,7 @@ def _leaves(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             here = prefix if name in ("class_path", "init_args") else f"{prefix}.{name}" if prefix else name
             yield from _leaves(value, here)
     else:
-        yield _plain(prefix), content
+        yield _plain(prefix), canonical(content)
 
 
 def _plain(key: str) -> str:
@@ -120,8 +126,29 @@ def _identifies(key: str) -> bool:
     return any(key == k or key.startswith(f"{k}.") for k in IDENTITY) and key not in NOT_IDENTITY
 
 
+def canonical(value: Any) -> Any:
+    """A class by one name, that of the package which offers it: `LinearInjection`, `looped_lm.LinearInjection` and
+    `looped_lm.injection.LinearInjection` are one. Whatever names no class is left as it is.
+    """
+    if not isinstance(value, str) or not _CLASS.fullmatch(value):
+        return value
+    package, _, name = value.rpartition(".")
+    if package in _PACKAGES:
+        return value
+    for offered in _PACKAGES:
+        try:
+            public = import_class(f"{offered}.{name}")
+            if not package or import_class(value) is public:
+                return f"{offered}.{name}"
+        except ValueError:
+            continue
+    return value
+
+
 def _number(value: Any) -> Any:
-    """Numbers as one type: 1e18 and 1000000000000000000 make the same run."""
+    """Numbers as one type: 1e18, 1000000000000000000 and its text make the same run."""
     if isinstance(value, list):
         return [_number(v) for v in value]
+    if isinstance(value, str) and _NUMBER.fullmatch(value):
+        return float(value)
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from io import StringIO
 from typing import Any
 
 from looped_lm.sweeps.files import CONFIG
@@ -64,31 +64,22 @@ def status_table(statuses: Sequence[Status]) -> str:
     )
 
 
-def write_design(
-    planned: Sequence[PlannedRun], path: Path, architecture: Callable[[Any, int], tuple[str, str]]
-) -> None:
+_DESIGN = (
+    "r", "d_model", "flops_budget", "flops_per_token", "tokens", "n_once", "n_rec", "n_injection", "injection",
+    "bptt", "run",
+)  # fmt: skip
+
+
+def design(planned: Sequence[PlannedRun], architecture: Callable[[Any, int], tuple[str, str]]) -> str:
     """The runs as a CSV that `python -m fitting plan` reads.
 
     `architecture` names the injection and the gradients of components at r recurrences as it does.
     """
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(
-            [
-                "r",
-                "d_model",
-                "flops_budget",
-                "flops_per_token",
-                "tokens",
-                "n_once",
-                "n_rec",
-                "n_injection",
-                "injection",
-                "bptt",
-                "run",
-            ]
-        )
-        for p in planned:
-            budget = "" if p.flops_budget is None else repr(p.flops_budget)
-            numbers = [p.r, p.d_model, budget, repr(p.flops_per_token), repr(p.tokens), p.n_once, p.n_rec]
-            writer.writerow([*numbers, p.n_injection, *architecture(p.components, p.r), p.run.id])
+    text = StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(_DESIGN)
+    for p in planned:
+        budget = "" if p.flops_budget is None else repr(p.flops_budget)
+        numbers = [p.r, p.d_model, budget, repr(p.flops_per_token), repr(p.tokens), p.n_once, p.n_rec]
+        writer.writerow([*numbers, p.n_injection, *architecture(p.components, p.r), p.run.id])
+    return text.getvalue()

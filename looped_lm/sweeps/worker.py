@@ -51,7 +51,11 @@ def work(place: Place, run: Run, extra: tuple[str, ...] = (), attempts: int | No
             began = time.perf_counter()
             status = _fit(command, place.log(run))
             if status == 0 and place.keep_record(run) is None:
-                print("error: the run ended without a completed record.", file=sys.stderr, flush=True)
+                print(
+                    "error: the run ended without a completed record. Either it stopped before its plan was met "
+                    "(trainer.max_steps, max_time), or trainer.callbacks has no callbacks.RunRecordWriter.",
+                    file=sys.stderr, flush=True,
+                )  # fmt: skip
                 status = 1
             seconds = time.perf_counter() - began
             fit_seconds = _wall_seconds(place.record(run)) - _wall_seconds(before.record)
