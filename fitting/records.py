@@ -218,7 +218,8 @@ def write_bytes_atomically(path: str | os.PathLike[str], data: bytes) -> Path:
         return _write(target, data)
     except OSError as error:
         # What fails on a handle names no file.
-        error.filename = error.filename or str(target)
+        if error.errno is not None and error.filename is None:
+            error.filename = str(target)
         raise
 
 

@@ -41,6 +41,10 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch)
     monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         RunRecord(**record_fields(seed=2)).save(path)
+    # As the operating system raises it for a handle, without the file's name.
+    monkeypatch.setattr("os.fsync", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match=r"No space left on device: '.*a\.run\.json'"):
+        RunRecord(**record_fields(seed=2)).save(path)
     assert path.read_text() == before
     assert [p.name for p in tmp_path.iterdir()] == ["a.run.json"]
 
