@@ -12,17 +12,11 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 
-from fitting.records import RECORD_SUFFIX, RunRecord
+from fitting.records import RunRecord, record_path
 from looped_lm.checkpoints import Stored, verify
 
 CHECKPOINT_KEY = "run_record"
 PARTIAL = ".partial"
-
-
-def record_path(checkpoint: str | Path) -> Path:
-    """Where the record of a checkpoint lies: beside it, `<stem>.run.json`."""
-    path = Path(checkpoint)
-    return path.with_name(path.stem + RECORD_SUFFIX)
 
 
 class RecordingCheckpointIO(_WrappingCheckpointIO):

@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from callbacks.checkpoint_io import mend_record
+from callbacks.validating import is_over
 from looped_lm import LoopedLM
 from looped_lm.checkpoints import Stored, in_folder
 
@@ -90,8 +91,7 @@ class Checkpoints(ModelCheckpoint):
 
     def _validation_follows(self, trainer: L.Trainer) -> bool:
         batches = trainer.fit_loop.epoch_loop.total_batch_idx + 1
-        done = 0 < trainer.max_steps <= trainer.global_step
-        return done or trainer.should_stop or batches % trainer.val_check_batch == 0  # type: ignore[operator]
+        return is_over(trainer) or batches % trainer.val_check_batch == 0  # type: ignore[operator]
 
     def _monitor_candidates(self, trainer: L.Trainer) -> dict[str, Tensor]:
         return {**super()._monitor_candidates(trainer), "step": torch.tensor(trainer.global_step)}

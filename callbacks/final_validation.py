@@ -6,6 +6,7 @@ from typing import Any
 
 import lightning as L
 
+from callbacks.validating import is_over
 from looped_lm import LoopedLM
 
 
@@ -25,8 +26,7 @@ class FinalValidation(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        finished = trainer.max_steps > 0 and trainer.global_step >= trainer.max_steps
-        if not (finished or trainer.should_stop):
+        if not is_over(trainer):
             return
         # Lightning validates once more when it is told to stop.
         trainer.should_stop = True

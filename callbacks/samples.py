@@ -9,7 +9,7 @@ import lightning as L
 
 from callbacks.media import takes_texts, write_texts
 from callbacks.random_state import collect, restore
-from callbacks.validating import in_training
+from callbacks.validating import in_training, is_over
 from looped_lm import LoopedLM
 from looped_lm.generation import (
     CachedDecoder,
@@ -96,9 +96,12 @@ class Samples(L.Callback):
         if not in_training(trainer):
             return
         self._validations += 1
-        last = trainer.should_stop or 0 < trainer.max_steps <= trainer.global_step
         wanted = trainer.is_global_zero and any(map(takes_texts, trainer.loggers))
-        if wanted and (last or self._validations % self.every == 0) and (tokenizer := self._load(trainer)):
+        if (
+            wanted
+            and (is_over(trainer) or self._validations % self.every == 0)
+            and (tokenizer := self._load(trainer))
+        ):
             # The decoder draws from generators of its own; a component of the user's may draw from the global ones.
             device = trainer.strategy.root_device
             before = collect(device)

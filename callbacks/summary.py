@@ -8,8 +8,8 @@ from pathlib import Path
 import lightning as L
 from lightning.pytorch.loggers import CSVLogger
 
-from callbacks.checkpoint_io import record_path
 from callbacks.run_record import run_record
+from fitting.records import record_path
 
 
 class RunSummary(L.Callback):

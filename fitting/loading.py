@@ -112,12 +112,14 @@ def _distinct(
 ) -> list[tuple[Path, RunRecord]]:
     """Each record once: a sweep collects copies of those that lie beside the checkpoints."""
     first: dict[str, Path] = {}
+    kept = []
     for path, record in records:
         known = first.setdefault(record.to_json(), path)
-        if known != path:
+        if known == path:
+            kept.append((path, record))
+        else:
             excluded.append(Exclusion(str(path), f"the same record as {known}"))
-    kept = set(first.values())
-    return [(path, record) for path, record in records if path in kept]
+    return kept
 
 
 def _latest(records: list[tuple[Path, RunRecord]], excluded: list[Exclusion]) -> list[tuple[Path, RunRecord]]:

@@ -2,7 +2,9 @@
 
 The schema is the frozen dataclass `RunRecord`. Everything in it is a plain JSON type, so that the same object
 can be written beside a checkpoint, stored under one key inside it and read back years later without this
-package's classes. Only the standard library is imported here: the training callback pays nothing for it.
+package's classes. What training and fitting must agree on beside the schema stands here, too, since training imports
+nothing else of `fitting`: where a record lies, what its architecture is called, how files are written. Only the
+standard library is imported: the training callback pays nothing for it.
 """
 
 from __future__ import annotations
@@ -204,6 +206,12 @@ def _label(components: Mapping[str, Mapping[str, Any]], seam: str) -> str:
     arguments = {k: v for k, v in components[seam]["init_args"].items() if v is not None}
     name = str(components[seam]["class_path"]).rpartition(".")[2]
     return f"{name}({', '.join(f'{k}={v}' for k, v in sorted(arguments.items()))})" if arguments else name
+
+
+def record_path(checkpoint: str | os.PathLike[str]) -> Path:
+    """Where the record of a checkpoint lies: beside it, `<stem>.run.json`."""
+    path = Path(checkpoint)
+    return path.with_name(path.stem + RECORD_SUFFIX)
 
 
 def write_text_atomically(path: str | os.PathLike[str], text: str) -> Path:

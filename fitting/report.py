@@ -94,7 +94,7 @@ def write_report(
 def text_of(analysis: dict[str, Any]) -> str:
     """What report.md holds before its figures."""
     form = form_of(analysis)
-    return "\n\n".join([f"# {form.title}", *(section.markdown() for section in form.sections(analysis))])
+    return "\n\n".join(_beginning(form, form.sections(analysis)))
 
 
 def parts_of_page(analysis: dict[str, Any]) -> list[str]:
@@ -119,8 +119,12 @@ def _title(analysis: dict[str, Any]) -> str:
     return f"{name} = {fit['parameters'][name]:.4f}, split {fit['split']}, status {fit['status']}"
 
 
+def _beginning(form: Form, content: list[Section]) -> list[str]:
+    return [f"# {form.title}", *(section.markdown() for section in content)]
+
+
 def _markdown(form: Form, content: list[Section], drawn: dict[str, tuple[str, bytes]]) -> str:
-    parts = [f"# {form.title}", *[section.markdown() for section in content], FIGURES]
+    parts = [*_beginning(form, content), FIGURES]
     parts += [f"![{caption}]({name})\n\n{caption}" for name, (caption, _) in drawn.items()]
     parts.append(f"Every number here comes from `{form.numbers}` in this folder.")
     return "\n\n".join(parts) + "\n"

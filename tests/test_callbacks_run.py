@@ -23,8 +23,7 @@ from callbacks import (
     RunSummary,
     StepProgressBar,
 )
-from callbacks.checkpoint_io import record_path
-from fitting.records import RunRecord
+from fitting.records import RunRecord, record_path
 from looped_lm import LoopedLM
 from looped_lm.checkpoints import verify
 from tests.recording_logger import RecordingLogger

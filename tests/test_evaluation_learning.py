@@ -18,7 +18,7 @@ from looped_lm.evaluation.measuring import probe_rows
 from looped_lm.evaluation.probes import PROBES, induction_head
 from looped_lm.evaluation.results import TaskRow
 from looped_lm.evaluation.scoring import Encoder, Scorer
-from tests.tiny import tiny_trainer
+from tests.tiny import tiny_lm, tiny_trainer
 
 BYTES = ByteTokenizer()
 LINES, STEPS, ROWS = 16, 500, 24
@@ -61,20 +61,15 @@ def probed(lm: LoopedLM) -> TaskRow:
 
 @pytest.mark.slow
 def test_a_small_looped_model_learns_induction(tmp_path: Path) -> None:
-    torch.manual_seed(0)
     rates = {"matrix": 0.03, "embedding": 0.03, "head": 0.01, "norm": 0.01}
-    lm = LoopedLM(
+    lm = tiny_lm(
         vocab_size=BYTES.vocab_size,
         seq_len=SEQ_LEN,
         horizon=Steps(STEPS),
         batch_tokens=ROWS * SEQ_LEN,
         size=2,
         head_dim=32,
-        prelude_layers=1,
-        recurrent_layers=1,
         coda_layers=0,
-        num_recurrences=2,
-        compile_layers=False,
         transfer=HyperP(**rates, width_exponent=0.0, batch_exponent=0.0, data_exponent=0.0),
     )
     before = probed(lm)

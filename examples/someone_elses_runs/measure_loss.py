@@ -15,13 +15,13 @@ from pathlib import Path
 import lightning as L
 
 from datamodules import TokenDataModule
-from fitting.records import RECORD_SUFFIX, RunRecord
+from fitting.records import RunRecord, record_path
 from looped_lm import LoopedLM
 
 
 def measured(checkpoint: Path, data_dir: Path, rows: int) -> RunRecord:
     """The record beside a checkpoint, completed with its loss in nats per token over validation rows of `data_dir`."""
-    record = RunRecord.load(checkpoint.with_name(checkpoint.stem + RECORD_SUFFIX))
+    record = RunRecord.load(record_path(checkpoint))
     lm = LoopedLM.load_from_checkpoint(checkpoint)
     data = TokenDataModule(
         data_dir=data_dir,
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1024, help="validation rows (default: %(default)s)")
     given = parser.parse_args()
     for checkpoint in given.checkpoints:
-        target = given.out / f"{checkpoint.stem}{RECORD_SUFFIX}"
+        target = given.out / record_path(checkpoint).name
         if target.exists():
             raise SystemExit(
                 f"{target} exists, and nothing is overwritten: name another folder, or remove it."

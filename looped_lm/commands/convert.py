@@ -170,9 +170,9 @@ def from_reference(folder: Path, out: Path, step: int | None, batch_tokens: int)
     """Convert a folder of the reference code to a checkpoint with its run record beside it."""
     import torch
 
-    from fitting.records import RECORD_SUFFIX, RunRecord
+    from fitting.records import RunRecord, record_path
 
-    record_file = out.with_name(out.stem + RECORD_SUFFIX)
+    record_file = record_path(out)
     for path in (out, record_file):
         if path.exists():
             raise FileExistsError(

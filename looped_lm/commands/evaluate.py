@@ -82,17 +82,17 @@ def main(args: Sequence[str]) -> int:
     given = parser().parse_args(args)
     given.recurrences = given.recurrences and list(dict.fromkeys(given.recurrences))
     from fitting.records import write_text_atomically
-    from looped_lm.evaluation.results import interrupted, is_results
+    from looped_lm.evaluation.results import parsed
     from looped_lm.evaluation.selection import select
 
     out = given.out or beside(Path(given.ckpt))
     # What an interrupted evaluation left may go; a whole one is replaced when asked for, and by a whole one.
-    there = out.read_text(encoding="utf-8", errors="replace") if out.exists() else None
-    if there is not None and not is_results(there):
+    there = parsed(out.read_text(encoding="utf-8", errors="replace")) if out.exists() else {"finished": False}
+    if there is None:
         raise FileExistsError(
             f"{out} holds something other than results, and stays: name another file by --out."
         )
-    whole = there is not None and not interrupted(there)
+    whole = there.get("finished") is not False
     if whole and not given.overwrite:
         raise FileExistsError(f"{out} exists: name another file by --out, or give --overwrite.")
     if not os.access(out.parent, os.W_OK | os.X_OK):

@@ -199,10 +199,10 @@ def _run(options: argparse.Namespace, sweep: files.SweepFile, runs: list[Run]) -
     for run in by_state[State.FINISHED]:
         place.keep_record(run)
     print(f"{sweep.name}: {_counts(statuses)}")
+    attempts = {s.run.hash: s.attempts for s in statuses}
     if options.launcher == "slurm":
         _tell_failed(options, place, by_state[State.FAILED])
-        return _submit(options, sweep, place, wanted, {s.run.hash: s.attempts for s in statuses})
-    attempts = {s.run.hash: s.attempts for s in statuses}
+        return _submit(options, sweep, place, wanted, attempts)
     return _run_here(options, sweep, place, planner, flops, wanted, by_state[State.FAILED], attempts)
 
 

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from looped_lm.evaluation.axes import METRICS, PublicTask, axis_of, is_task_file
 from looped_lm.evaluation.results import TaskRow
+from looped_lm.evaluation.selection import own_names
 
 if TYPE_CHECKING:
     from looped_lm.evaluation.harness import HarnessLM
@@ -30,8 +31,6 @@ def require_lm_eval(tasks: Iterable[PublicTask] = ()) -> None:
         ImportError: naming the way out.
     """
     if importlib.util.find_spec("lm_eval") is None:
-        from looped_lm.evaluation.selection import own_names
-
         close = [near for t in tasks for near in difflib.get_close_matches(t.source, own_names(), n=1)]
         if close:
             raise ImportError(

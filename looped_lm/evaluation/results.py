@@ -14,18 +14,13 @@ from looped_lm.text_table import aligned
 FORMAT, VERSION = "looped_lm evaluation", 1
 
 
-def is_results(text: str) -> bool:
-    """Whether a text is that of a file of results."""
+def parsed(text: str) -> dict[str, Any] | None:
+    """The content of a file of results from its text; None where it holds something else."""
     try:
         data = json.loads(text)
     except ValueError:
-        return False
-    return isinstance(data, dict) and data.get("format") == FORMAT
-
-
-def interrupted(text: str) -> bool:
-    """Whether a file of results, given as its text, is of an evaluation that did not come to its end."""
-    return json.loads(text).get("finished") is False
+        return None
+    return data if isinstance(data, dict) and data.get("format") == FORMAT else None
 
 
 @dataclass(frozen=True)

@@ -82,17 +82,15 @@ class Encoder:
 
         A tokenizer may join the two across the border. Then each is encoded by itself.
         """
-        first, whole = self.ids(prompt), self.ids(prompt + continuation)
-        joined = whole[: len(first)] != first or len(whole) == len(first)
-        rest = self.ids(continuation) if joined else whole[len(first) :]
-        return Encoded((self.tokenizer.bos_id, *first), rest, end=self._after(prompt + continuation, end))
+        text = prompt + continuation
+        first, both = self.ids(prompt), self.ids(text)
+        last = self._rest(both, self.ids(text + end), end)[:1] if end else ()
+        return Encoded((self.tokenizer.bos_id, *first), self._rest(first, both, continuation), end=last)
 
-    def _after(self, text: str, end: str) -> tuple[int, ...]:
-        if not end:
-            return ()
-        before, whole = self.ids(text), self.ids(text + end)
+    def _rest(self, before: tuple[int, ...], whole: tuple[int, ...], text: str) -> tuple[int, ...]:
+        """Ids of `text`, with which `whole` goes on where `before` ends."""
         joined = whole[: len(before)] != before or len(whole) == len(before)
-        return (self.ids(end) if joined else whole[len(before) :])[:1]
+        return self.ids(text) if joined else whole[len(before) :]
 
     def cut(self, encoded: Encoded, room: int = 0) -> Encoded:
         """What fits into the context: the prompt loses tokens on its left, after BOS; `room` tokens more stay free.
