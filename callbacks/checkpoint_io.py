@@ -13,7 +13,8 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 
 from fitting.records import RunRecord, record_path
-from looped_lm.checkpoints import Stored, verify
+from looped_lm.common.errors import UserError
+from looped_lm.runs.checkpoint import Stored, verify
 
 CHECKPOINT_KEY = "run_record"
 PARTIAL = ".partial"
@@ -47,7 +48,7 @@ class RecordingCheckpointIO(_WrappingCheckpointIO):
             # torch.save makes a RuntimeError of a disk that is full.
             with suppress(OSError):
                 aside.unlink(missing_ok=True)
-            raise OSError(
+            raise UserError(
                 f"{path} could not be written ({_reason(error)}). Earlier checkpoints are untouched: make room, and go "
                 "on with --resume auto."
             ) from error
@@ -70,7 +71,7 @@ def write_record(record: Mapping[str, Any], checkpoint: str | Path) -> None:
     try:
         RunRecord.from_dict(record).save(path)
     except OSError as error:
-        raise OSError(
+        raise UserError(
             f"{path} could not be written ({_reason(error)}); the checkpoint beside it is whole, and --resume auto "
             "goes on from it."
         ) from error

@@ -15,7 +15,8 @@ from torch import Tensor
 from callbacks.checkpoint_io import mend_record
 from callbacks.validating import is_over
 from looped_lm import LoopedLM
-from looped_lm.checkpoints import Stored, in_folder
+from looped_lm.common.errors import UserError
+from looped_lm.runs.checkpoint import Stored, in_folder
 
 
 class Checkpoints(ModelCheckpoint):
@@ -31,7 +32,7 @@ class Checkpoints(ModelCheckpoint):
         filename: pattern with the metric `step` and no other.
 
     Raises:
-        ValueError: a number out of range.
+        UserError: a number out of range.
     """
 
     def __init__(
@@ -42,9 +43,9 @@ class Checkpoints(ModelCheckpoint):
         filename: str = "{step:06d}",
     ) -> None:
         if keep != -1 and keep < 1:
-            raise ValueError(f"keep is {keep}; it must be at least 1, or -1 for all.")
+            raise UserError(f"keep is {keep}; it must be at least 1, or -1 for all.")
         if every_n_steps is not None and every_n_steps < 1:
-            raise ValueError(f"every_n_steps is {every_n_steps}; it must be at least 1, or null for none.")
+            raise UserError(f"every_n_steps is {every_n_steps}; it must be at least 1, or null for none.")
         super().__init__(
             dirpath, filename, monitor="step", mode="max", save_top_k=keep, save_on_train_epoch_end=False
         )

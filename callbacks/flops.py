@@ -12,6 +12,7 @@ from lightning.fabric.utilities.throughput import get_available_flops
 from callbacks.layout import Charts
 from callbacks.scalars import write_scalars
 from looped_lm import LoopedLM
+from looped_lm.common.errors import UserError
 
 
 class FlopsMonitor(L.Callback):
@@ -26,7 +27,7 @@ class FlopsMonitor(L.Callback):
 
     def __init__(self, peak_flops: float | None = None) -> None:
         if peak_flops is not None and not peak_flops > 0:
-            raise ValueError(f"peak_flops is {peak_flops}; it must be positive.")
+            raise UserError(f"peak_flops is {peak_flops}; it must be positive.")
         self.peak_flops = peak_flops
         self.tokens = 0
         self.flops = 0.0
@@ -132,12 +133,12 @@ def flops_monitor(trainer: L.Trainer, needed_by: str) -> FlopsMonitor:
     """The trainer's FlopsMonitor.
 
     Raises:
-        ValueError: there is none.
+        UserError: there is none.
     """
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, FlopsMonitor):
             return callback
-    raise ValueError(
+    raise UserError(
         f"{needed_by} needs callbacks.FlopsMonitor, and trainer.callbacks has none. A config that sets "
         "`trainer.callbacks` replaces the list of base.yaml; `trainer.callbacks+` appends to it."
     )

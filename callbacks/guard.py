@@ -13,12 +13,17 @@ import torch
 from callbacks.checkpoints import Checkpoints
 from callbacks.flops import FlopsMonitor
 from looped_lm import LoopedLM
-from looped_lm.trainer_settings import say
+from looped_lm.common.errors import UserError
+from looped_lm.common.text import say
 
 MEDIAN_OF = 50
 """Logged training losses that the median of an explosion is taken of."""
 MEDIAN_NEEDS = 5
 """Losses that must have been logged before one can be told from the usual."""
+
+
+class Diverged(UserError, FloatingPointError):
+    """A loss or a weight is not finite, or far above the usual; the message says where, and how to go on."""
 
 
 class DivergenceGuard(L.Callback):
@@ -40,15 +45,15 @@ class DivergenceGuard(L.Callback):
         max_rollbacks: how often the run goes back instead of stopping.
 
     Raises:
-        ValueError: a number out of range.
-        FloatingPointError: the run diverged and stops; names loss and step.
+        UserError: a number out of range.
+        Diverged: the run diverged and stops; names loss and step.
     """
 
     def __init__(self, max_loss_ratio: float | None = None, max_rollbacks: int = 0) -> None:
         if max_loss_ratio is not None and not max_loss_ratio > 1:
-            raise ValueError(f"max_loss_ratio is {max_loss_ratio}; it must be above 1, or null for none.")
+            raise UserError(f"max_loss_ratio is {max_loss_ratio}; it must be above 1, or null for none.")
         if max_rollbacks < 0:
-            raise ValueError(f"max_rollbacks is {max_rollbacks}; it must not be negative.")
+            raise UserError(f"max_rollbacks is {max_rollbacks}; it must not be negative.")
         self.max_loss_ratio = max_loss_ratio
         self.max_rollbacks = max_rollbacks
         #: Steps from and to which the run went back, with the reason.
@@ -109,7 +114,7 @@ class DivergenceGuard(L.Callback):
     def _stop(self, trainer: L.Trainer, what: str) -> None:
         folder = getattr(trainer.checkpoint_callback, "dirpath", None)
         kept = f"Checkpoints from before it are in {folder}. " if folder else ""
-        raise FloatingPointError(
+        raise Diverged(
             f"{what} at step {trainer.global_step}: training diverged and stops. {kept}Lower the learning rates "
             "(model.transfer) or look at the data, and resume with --ckpt_path or --resume auto; max_rollbacks of "
             "callbacks.DivergenceGuard leaves out rows that cannot be trained on."

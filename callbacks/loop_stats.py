@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from callbacks.layout import Charts
 from callbacks.scalars import write_scalars
 from looped_lm import LoopedLM
+from looped_lm.common.errors import UserError
 
 
 class LoopStats(L.Callback):
@@ -33,12 +34,12 @@ class LoopStats(L.Callback):
         rows: rows of the micro-batch that are looked at; each has T·d numbers per lane.
 
     Raises:
-        ValueError: fewer than one row.
+        UserError: fewer than one row.
     """
 
     def __init__(self, rows: int = 1) -> None:
         if rows < 1:
-            raise ValueError(f"rows is {rows}; LoopStats must look at least at 1 row of the micro-batch.")
+            raise UserError(f"rows is {rows}; LoopStats must look at least at 1 row of the micro-batch.")
         self.rows = rows
         self._values: dict[str, Tensor] = {}
         self._previous: tuple[Tensor, Tensor] | None = None

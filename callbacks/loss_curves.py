@@ -13,6 +13,7 @@ from callbacks.layout import Charts
 from callbacks.scalars import write_scalars
 from callbacks.validating import in_training
 from looped_lm import LoopedLM
+from looped_lm.common.errors import UserError
 
 #: FLOPs in one unit of the axis of TensorBoard's `by_mflops/`: counts of FLOPs themselves do not fit into its 64 bits.
 #: Fewer than any optimizer step takes, so that the axis runs ahead of the steps (see the class).
@@ -37,7 +38,7 @@ class LossCurves(L.Callback):
     It belongs after `FlopsMonitor` in the list of callbacks, which does the counting.
 
     Raises:
-        ValueError: there is no FlopsMonitor before it.
+        UserError: there is no FlopsMonitor before it.
     """
 
     def __init__(self) -> None:
@@ -50,7 +51,7 @@ class LossCurves(L.Callback):
         order: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
         self._monitor = flops_monitor(trainer, needed_by="callbacks.LossCurves")
         if order.index(self._monitor) > order.index(self):
-            raise ValueError(
+            raise UserError(
                 "callbacks.LossCurves stands before callbacks.FlopsMonitor in trainer.callbacks and would see the "
                 "tokens of the micro-batch before: put it after."
             )

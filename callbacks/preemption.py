@@ -17,7 +17,7 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from callbacks.validating import in_training
 from looped_lm import LoopedLM
-from looped_lm.preemption import SIGNALS, Preempted, act_by_default
+from looped_lm.runs.preemption import SIGNALS, Preempted, act_by_default
 
 
 class Preemption(L.Callback):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from looped_lm.trainer_settings import say
+from looped_lm.common.text import say
 
 CHECKPOINT_KEY = "random_state"
 

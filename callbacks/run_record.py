@@ -21,9 +21,10 @@ from callbacks.preemption import Preemption
 from callbacks.validating import in_training
 from fitting.records import RECORD_SUFFIX, RunRecord
 from looped_lm import LoopedLM
-from looped_lm.checkpoints import Stored
-from looped_lm.description import describe
-from looped_lm.preemption import Preempted
+from looped_lm.common.errors import UserError
+from looped_lm.runs.checkpoint import Stored
+from looped_lm.runs.preemption import Preempted
+from looped_lm.training.description import describe
 
 
 class RunRecordWriter(L.Callback):
@@ -32,7 +33,7 @@ class RunRecordWriter(L.Callback):
     A run that raises is recorded, too, as `diverged` or `stopped`, beside its checkpoints.
 
     Raises:
-        ValueError: when training starts without `FlopsMonitor`, or without validation.
+        UserError: when training starts without `FlopsMonitor`, or without validation.
     """
 
     def __init__(self) -> None:
@@ -42,7 +43,7 @@ class RunRecordWriter(L.Callback):
         if stage == "fit" and not isinstance(trainer.strategy.checkpoint_io, RecordingCheckpointIO):
             flops_monitor(trainer, needed_by="callbacks.RunRecordWriter")
             if trainer.limit_val_batches == 0:
-                raise ValueError(
+                raise UserError(
                     "trainer.limit_val_batches is 0: without validation a run has no loss to record."
                 )
             trainer.strategy.checkpoint_io = RecordingCheckpointIO(trainer.strategy.checkpoint_io)
@@ -138,12 +139,12 @@ def run_record(trainer: L.Trainer, needed_by: str) -> RunRecord:
     """The record of the trainer's run as it stands.
 
     Raises:
-        ValueError: the trainer has no RunRecordWriter.
+        UserError: the trainer has no RunRecordWriter.
     """
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, RunRecordWriter):
             return callback.record(trainer, trainer.lightning_module)
-    raise ValueError(
+    raise UserError(
         f"{needed_by} needs callbacks.RunRecordWriter, and trainer.callbacks has none. A config that sets "
         "`trainer.callbacks` replaces the list of base.yaml; `trainer.callbacks+` appends to it."
     )

@@ -11,6 +11,8 @@ from callbacks.media import takes_texts, write_texts
 from callbacks.random_state import collect, restore
 from callbacks.validating import in_training, is_over
 from looped_lm import LoopedLM
+from looped_lm.common.errors import UserError
+from looped_lm.common.text import say
 from looped_lm.generation import (
     CachedDecoder,
     Generated,
@@ -20,15 +22,14 @@ from looped_lm.generation import (
     stream,
     with_bos,
 )
-from looped_lm.model_files import TextTokenizer
-from looped_lm.trainer_settings import say
+from looped_lm.sharing.load import TextTokenizer
 
 
 class Samples(L.Callback):
     """Writes continuations of the same prompts at validations, `samples/<i>`, to loggers that take texts.
 
     Prompts are the beginnings of the first validation rows, or texts of your own. The tokenizer is what the data
-    module's method `load_tokenizer()` returns (`looped_lm.model_files.TextTokenizer`: `encode`, `decode`, `bos_id`,
+    module's method `load_tokenizer()` returns (`looped_lm.sharing.load.TextTokenizer`: `encode`, `decode`, `bos_id`,
     `vocab_size`); where there is none, there are no samples, and the run says so once.
 
     Training draws the same random numbers with and without samples. Rank zero writes them while the others wait.
@@ -45,7 +46,7 @@ class Samples(L.Callback):
         every: validations from one to the next that writes samples; the one after the last step always does.
 
     Raises:
-        ValueError: a number out of range.
+        UserError: a number out of range.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Samples(L.Callback):
         numbers = {"rows": rows, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "every": every}
         for name, value in numbers.items():
             if value < 1:
-                raise ValueError(f"{name} of callbacks.Samples is {value}; it must be at least 1.")
+                raise UserError(f"{name} of callbacks.Samples is {value}; it must be at least 1.")
         self.prompts, self.rows, self.every = None if prompts is None else list(prompts), rows, every
         self.prompt_tokens, self.new_tokens = prompt_tokens, new_tokens
         # Without a temperature there is nothing for top_p to choose from.

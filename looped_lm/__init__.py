@@ -6,42 +6,93 @@ The names below load on first use, so that importing the package (and `--help`) 
 from __future__ import annotations
 
 import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 __version__ = "0.1.0"
 
 _EXPORTS = {
-    "LoopedLM": "lightning_module",
-    "LoopedTransformer": "transformer",
-    "Injection": "injection",
-    "LinearInjection": "injection",
-    "AdditiveInjection": "injection",
-    "PassthroughInjection": "injection",
-    "DiagonalInjection": "variants.diagonal_injection",
-    "LoopIndexInjection": "variants.loop_index_injection",
-    "Lanes": "lanes",
-    "SingleLane": "lanes",
-    "HyperConnectionLanes": "lanes",
-    "DoublyStochasticLanes": "variants.doubly_stochastic_lanes",
-    "Residual": "residual",
-    "PlainResidual": "residual",
-    "ScaledResidual": "residual",
-    "BPTTStrategy": "bptt",
-    "FullBPTT": "bptt",
-    "TruncatedBPTT": "bptt",
-    "RecurrenceSampler": "recurrences",
-    "FixedRecurrences": "recurrences",
-    "LogNormalPoisson": "recurrences",
-    "MuonH": "optim",
-    "Horizon": "schedules",
-    "FlopsBudget": "schedules",
-    "TokenBudget": "schedules",
-    "TokensPerParameter": "schedules",
-    "Steps": "schedules",
-    "HyperP": "schedules",
-    "LinearSchedule": "schedules",
+    "LoopedLM": "training.lightning_module",
+    "LoopedTransformer": "model.transformer",
+    "Injection": "loop.injection",
+    "LinearInjection": "loop.injection",
+    "AdditiveInjection": "loop.injection",
+    "PassthroughInjection": "loop.injection",
+    "DiagonalInjection": "loop.variants.diagonal_injection",
+    "LoopIndexInjection": "loop.variants.loop_index_injection",
+    "Lanes": "loop.lanes",
+    "SingleLane": "loop.lanes",
+    "HyperConnectionLanes": "loop.lanes",
+    "DoublyStochasticLanes": "loop.variants.doubly_stochastic_lanes",
+    "Residual": "loop.residual",
+    "PlainResidual": "loop.residual",
+    "ScaledResidual": "loop.residual",
+    "BPTTStrategy": "loop.bptt",
+    "FullBPTT": "loop.bptt",
+    "TruncatedBPTT": "loop.bptt",
+    "RecurrenceSampler": "loop.recurrences",
+    "FixedRecurrences": "loop.recurrences",
+    "LogNormalPoisson": "loop.recurrences",
+    "MuonH": "training.optim",
+    "Horizon": "training.schedules",
+    "FlopsBudget": "training.schedules",
+    "TokenBudget": "training.schedules",
+    "TokensPerParameter": "training.schedules",
+    "Steps": "training.schedules",
+    "HyperP": "training.schedules",
+    "LinearSchedule": "training.schedules",
 }
 __all__ = ["__version__", *_EXPORTS]
+
+#: Where modules were before the package had rooms, and where they are now.
+_MOVED = {
+    **dict.fromkeys(
+        ("bptt", "component", "injection", "lanes", "recurrences", "residual", "trainability", "variants"),
+        "loop",
+    ),
+    **dict.fromkeys(("accounting", "blocks", "compilation", "loss", "transformer"), "model"),
+    **dict.fromkeys(
+        ("lightning_module", "memory", "metrics", "optim", "orthogonalisation", "schedules", "sharding"),
+        "training",
+    ),
+}
+
+
+class _EarlierNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds modules under the names of before: users' files and YAML say `looped_lm.injection.LinearInjection`.
+
+    A name of before gives the very module of today, so that its classes are the same ones.
+    """
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        package, _, rest = fullname.partition(".")
+        room = _MOVED.get(rest.partition(".")[0]) if package == __name__ else None
+        if room is None:
+            return None
+        return importlib.util.spec_from_loader(fullname, self, origin=f"{__name__}.{room}.{rest}")
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        assert spec.origin is not None
+        module = importlib.import_module(spec.origin)
+        # The import system is about to put the earlier name's spec into the module.
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        earlier = module.__spec__
+        assert earlier is not None
+        module.__spec__ = earlier.loader_state
+
+
+# First of all finders: the others would load `looped_lm.variants.x` a second time, from the folder of today.
+sys.meta_path.insert(0, _EarlierNames())
 
 
 def __getattr__(name: str) -> Any:

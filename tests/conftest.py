@@ -15,7 +15,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 import pytest
 import torch
 
-from tests.slurm_cluster import Cluster, install, slurm_cluster
+from tests.support.slurm_cluster import Cluster, install, slurm_cluster
 
 os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
 # Threads cost more than they bring on the small matrices of a fit; numpy reads this when it is first imported.
@@ -31,7 +31,7 @@ def run_cli(
     """Run `python -m looped_lm ARGS` inside this process; returns the exit status and all it printed."""
 
     def run(*args: str) -> tuple[int, str]:
-        from looped_lm.__main__ import cli
+        from looped_lm.cli import cli
 
         monkeypatch.setattr(sys, "argv", ["looped_lm", *args])
         capfd.readouterr()

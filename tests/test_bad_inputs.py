@@ -19,9 +19,9 @@ import pytest
 import yaml
 
 import datamodules.__main__ as preparation
-from looped_lm import run_folder
-from tests.cli_options import tiny_options
-from tests.test_checkpoints import flip
+from looped_lm.runs import folder as run_folder
+from tests.looped_lm.runs.test_checkpoint import flip
+from tests.support.cli_options import tiny_options
 
 SMALL = [f"--model.{part}" for part in ("prelude_layers=1", "recurrent_layers=1", "coda_layers=1")]
 
@@ -203,7 +203,7 @@ CASES = [
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a World, to be copied."""
-    from looped_lm.__main__ import cli
+    from looped_lm.cli import cli
 
     folder = tmp_path_factory.mktemp("world")
     for i in range(40):

@@ -17,7 +17,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 import looped_lm
 from fitting import load_runs
 from looped_lm import LoopedLM
-from tests.cli_options import tiny_options
+from tests.support.cli_options import tiny_options
 
 
 @pytest.fixture

@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_fitting_records import record_fields
-from test_sweeps_slurm import program
 
+from fitting.data.runs import Runs
 from fitting.published import load_grid
 from fitting.records import RunRecord
-from fitting.runs import Runs
 from looped_lm.sweeps import files, slurm
 from looped_lm.sweeps.expansion import expand
 from looped_lm.sweeps.place import Place, State
-from tests.reference import checkpoint as reference
-from tests.slurm_cluster import Cluster
-from tests.story import EXAMPLES, ROOT, Story, missing, tiny_scale
+from tests.fitting.test_records import record_fields
+from tests.looped_lm.sweeps.test_slurm import program
+from tests.support.reference import checkpoint as reference
+from tests.support.slurm_cluster import Cluster
+from tests.support.story import EXAMPLES, ROOT, Story, missing, tiny_scale
 
 QUICK = ["--starts", "60", "--bootstrap", "40", "--workers", "1"]
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import fitting
 from fitting import Inputs, Law, fit, load_grid
 from looped_lm import BPTTStrategy, Injection, Lanes, LoopedLM
-from tests.cli_options import tiny_options
+from tests.support.cli_options import tiny_options
 
 D = 64
 GRID = Path(fitting.__file__).parent / "published" / "iso_depth_grid.csv"

@@ -67,7 +67,7 @@ def test_callbacks_and_commands_take_the_schema_alone_from_fitting() -> None:
 
 
 def test_the_command_line_names_no_callback_or_data_module() -> None:
-    source = (ROOT / "looped_lm" / "cli.py").read_text()
+    source = (ROOT / "looped_lm" / "configuration" / "parser.py").read_text()
     assert "import callbacks" not in source and "from callbacks" not in source and "datamodules" not in source
 
 

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_fitting_records import record_fields
 
 import looped_lm
 from fitting.records import RunRecord
-from looped_lm.config_files import SHIPPED
+from looped_lm.configuration.config_files import SHIPPED
 from looped_lm.sweeps.expansion import expand
 from looped_lm.sweeps.files import load
-from tests.cli_options import tiny_options
-from tests.documents import code_blocks
+from tests.fitting.test_records import record_fields
+from tests.support.cli_options import tiny_options
+from tests.support.documents import code_blocks
 
 ROOT = Path(looped_lm.__file__).parent.parent
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "fitting/README.md"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fitting.__main__ import main
-from fitting.provenance import REPORTS
+from fitting.report.provenance import REPORTS
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fitting.laws import Law
-    from fitting.runs import Runs
+    from fitting.data.runs import Runs
+    from fitting.laws.laws import Law
 
 OK, NOT_TRUSTED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -95,7 +95,7 @@ def named(paths: Iterable[str]) -> list[str]:
 
 def load(paths: Iterable[str], with_loss: bool = True) -> Runs:
     """Load runs, named as `named` reads them."""
-    from fitting.loading import load_runs
+    from fitting.data.loading import load_runs
 
     return load_runs(*named(paths), with_loss=with_loss)
 
@@ -137,9 +137,9 @@ def refuse_overwrite_alone(options: argparse.Namespace) -> None:
 
 def law_of(options: argparse.Namespace) -> Law:
     """The law that --law, --phi and --split describe. Raises `FitError`."""
-    from fitting import laws, multipliers
+    from fitting.data.splits import split_named
     from fitting.errors import FitError
-    from fitting.splits import split_named
+    from fitting.laws import laws, multipliers
 
     split = split_named(options.split)
     if options.phi is not None:
@@ -166,7 +166,7 @@ def law_of(options: argparse.Namespace) -> Law:
 
 def _user_law(path: str, split: Any) -> Law:
     from fitting.errors import FitError
-    from fitting.laws import Law
+    from fitting.laws.laws import Law
 
     module_name, _, class_name = path.rpartition(".")
     if not module_name:
@@ -209,14 +209,14 @@ def progress(options: argparse.Namespace) -> Callable[[str], None]:
 
 def print_json(value: Any) -> None:
     """JSON on stdout; NaN becomes null."""
-    from fitting.report import plain
+    from fitting.report.report import plain
 
     print(json.dumps(plain(value), indent=2, allow_nan=False))
 
 
 def deliver(analysis: dict[str, Any], options: argparse.Namespace, progress: Callable[[str], None]) -> None:
     """Print an analysis of any kind as tables or JSON, and write its report where one is asked for."""
-    from fitting.report import form_of, write_report
+    from fitting.report.report import form_of, write_report
 
     if options.json:
         print_json(analysis)

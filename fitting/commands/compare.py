@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Compare, print or report. Raises `FitError` and `RecordError` for bad input."""
-    from fitting.report import check_folder
+    from fitting.report.report import check_folder
 
     common.refuse_overwrite_alone(options)
     if options.report:
@@ -71,10 +71,10 @@ def derive(
     Raises:
         FitError, RecordError: bad input.
     """
-    from fitting import provenance
-    from fitting.comparison import compare
+    from fitting.data.splits import split_named
     from fitting.errors import FitError
-    from fitting.splits import split_named
+    from fitting.report import provenance
+    from fitting.studies.comparison import compare
 
     if len(paths) != 2:
         raise FitError(f"A comparison has two arms, BASELINE and STUDY; {len(paths)} were named. Name both")

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Fit, print or report. Raises `FitError` and `RecordError` for bad input."""
-    from fitting.report import check_folder
+    from fitting.report.report import check_folder
 
     common.refuse_overwrite_alone(options)
     if options.report:
@@ -71,8 +71,8 @@ def derive(
     Raises:
         FitError, RecordError: bad input.
     """
-    from fitting import provenance
-    from fitting.analysis import Settings, analyse
+    from fitting.report import provenance
+    from fitting.studies.analysis import Settings, analyse
 
     name = provenance.naming(folder)
     kept, before = common.select(common.load(paths), chosen)

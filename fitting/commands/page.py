@@ -23,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write or check a page. Raises `FitError` for bad input."""
     from fitting.errors import FitError
-    from fitting.page import changed_lines, fill, page_of
     from fitting.records import write_text_atomically
+    from fitting.report.page import changed_lines, fill, page_of
 
     out = options.out or page_of(options.template)
     if out.resolve() == options.template.resolve():

@@ -39,10 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Plan and print. Raises `FitError` and `RecordError` for bad input."""
-    from fitting.fits import fit
-    from fitting.laws import JointLaw
-    from fitting.planner import Noise, plan
-    from fitting.splits import split_named
+    from fitting.data.splits import split_named
+    from fitting.estimation.fits import fit
+    from fitting.laws.laws import JointLaw
+    from fitting.studies.planner import Noise, plan
 
     noise = Noise(options.run_noise, options.cell_noise)
     law = JointLaw(split=split_named(options.split))

@@ -28,12 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Fit, predict, print. Raises `FitError` and `RecordError` for bad input."""
-    from fitting.analysis import parameter_of_interest, with_excluded_runs
     from fitting.errors import FitError
-    from fitting.fits import fit
-    from fitting.prediction import draw, equivalents, forecast
-    from fitting.sections import with_them_text
-    from fitting.tables import significant, table
+    from fitting.estimation.fits import fit
+    from fitting.report.sections import with_them_text
+    from fitting.report.tables import significant, table
+    from fitting.studies.analysis import parameter_of_interest, with_excluded_runs
+    from fitting.studies.prediction import draw, equivalents, forecast
 
     if not options.budget and options.equivalent is None:
         raise FitError("Nothing to predict. Give --budget C (more than once if you like) or --equivalent N")

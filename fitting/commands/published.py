@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Fit the grid and print the comparison."""
     from fitting.published import load_grid, reference
-    from fitting.published.comparison import published_fits, sections
+    from fitting.report.published import published_fits, sections
 
     found = published_fits(
         load_grid(),

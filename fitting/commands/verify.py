@@ -17,7 +17,7 @@ _ORIGIN = ("code_versions", "data_manifest_hashes", "training")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `python -m fitting verify`."""
-    from fitting.provenance import TOLERANCE
+    from fitting.report.provenance import TOLERANCE
 
     parser.add_argument(
         "report", type=Path, metavar="REPORT", help="folder that --report of `fit` or `compare` wrote"
@@ -43,9 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Compute the report again and compare. Raises `FitError` and `RecordError` for bad input."""
-    from fitting import provenance
     from fitting.errors import FitError
-    from fitting.report import form_of, plain
+    from fitting.report import provenance
+    from fitting.report.report import form_of, plain
 
     if not 0 <= options.tolerance < 1:
         raise FitError(f"--tolerance is {options.tolerance:g}; it must lie in [0, 1)")

@@ -8,8 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fitting.loading import load_runs
-from fitting.runs import Runs
+from fitting.data.loading import load_runs
+from fitting.data.runs import Runs
 
 GRID = Path(__file__).with_name("iso_depth_grid.csv")
 

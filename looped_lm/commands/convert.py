@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from looped_lm.common.errors import UserError
+
 if TYPE_CHECKING:
-    from looped_lm.lightning_module import LoopedLM
+    from looped_lm.training.lightning_module import LoopedLM
 
 _MODEL_FILE = re.compile(r"model_(\d+)\.pt")
 PAPER_BATCH_TOKENS = 2**18
@@ -47,19 +49,19 @@ def find_step(folder: Path, step: int | None) -> tuple[int, Path, Path]:
     """Step, model file and meta file.
 
     Raises:
-        FileNotFoundError: the folder has no such step, or no meta file for it.
+        UserError: the folder has no such step, or no meta file for it.
     """
     files = {
         int(m.group(1)): f for f in sorted(folder.glob("model_*.pt")) if (m := _MODEL_FILE.fullmatch(f.name))
     }
     if not files:
-        raise FileNotFoundError(f"{folder} has no file model_<step>.pt: give a folder of the reference code.")
+        raise UserError(f"{folder} has no file model_<step>.pt: give a folder of the reference code.")
     step = max(files) if step is None else step
     if step not in files:
-        raise FileNotFoundError(f"{folder} has no step {step}; it has {', '.join(map(str, sorted(files)))}.")
+        raise UserError(f"{folder} has no step {step}; it has {', '.join(map(str, sorted(files)))}.")
     meta = files[step].with_name(files[step].name.replace("model_", "meta_")).with_suffix(".json")
     if not meta.is_file():
-        raise FileNotFoundError(f"{meta} is missing: it says what {files[step].name} holds.")
+        raise UserError(f"{meta} is missing: it says what {files[step].name} holds.")
     return step, files[step], meta
 
 
@@ -67,20 +69,20 @@ def read_reference(folder: Path, step: int | None, batch_tokens: int) -> tuple[d
     """A Lightning checkpoint with its run record, and the module it is for.
 
     Raises:
-        FileNotFoundError: see `find_step`.
-        ValueError: files that cannot be read, or keys that are not known or missing.
+        UserError: see `find_step`.
+        UserError: files that cannot be read, or keys that are not known or missing.
     """
     import lightning as L
     import torch
 
-    from looped_lm.checkpoints import compare_tensors
-    from looped_lm.lightning_module import LoopedLM
-    from looped_lm.reference_format import architecture_from_reference, tensors_from_reference
-    from looped_lm.schedules import Steps
+    from looped_lm.runs.checkpoint import compare_tensors
+    from looped_lm.sharing.reference import architecture_from_reference, tensors_from_reference
+    from looped_lm.training.lightning_module import LoopedLM
+    from looped_lm.training.schedules import Steps
 
     step, model_file, meta_file = find_step(folder, step)
     if step < 1:
-        raise ValueError(f"{model_file} is of step {step}: there was no training to record.")
+        raise UserError(f"{model_file} is of step {step}: there was no training to record.")
     try:
         tensors = torch.load(model_file, map_location="cpu", weights_only=True)
         meta = json.loads(meta_file.read_text(encoding="utf-8"))
@@ -88,16 +90,16 @@ def read_reference(folder: Path, step: int | None, batch_tokens: int) -> tuple[d
         if not (isinstance(tensors, dict) and all(isinstance(t, torch.Tensor) for t in tensors.values())):
             raise TypeError("the model file holds something else than a mapping of names to tensors")
     except Exception as error:
-        raise ValueError(
+        raise UserError(
             f"{model_file} and {meta_file.name} cannot be read ({type(error).__name__}: {str(error).splitlines()[0]}); "
             "they hold tensors alone, and JSON with a model_config."
         ) from error
     if meta.get("step", step) != step:
-        raise ValueError(f"{meta_file} says that it is of step {meta['step']}, and its name says {step}.")
+        raise UserError(f"{meta_file} says that it is of step {meta['step']}, and its name says {step}.")
     try:
         arguments = architecture_from_reference(config)
     except ValueError as error:
-        raise ValueError(f"{meta_file}: {error}") from error
+        raise UserError(f"{meta_file}: {error}") from error
     if config["size"] != arguments["size"]:
         print(
             f"note: {meta_file} gives size {config['size']}; n_embd {config['n_embd']} decides, which is size "
@@ -132,7 +134,7 @@ def run_record(lm: LoopedLM, step: int, source: str) -> dict[str, Any]:
     """The record of a converted run: what it is and how long it trained. Its loss stands nowhere in the files."""
     import looped_lm
     from fitting.records import RunRecord
-    from looped_lm.description import describe
+    from looped_lm.training.description import describe
 
     tokens = step * lm.batch_tokens
     return RunRecord(
@@ -175,9 +177,7 @@ def from_reference(folder: Path, out: Path, step: int | None, batch_tokens: int)
     record_file = record_path(out)
     for path in (out, record_file):
         if path.exists():
-            raise FileExistsError(
-                f"{path} exists, and nothing is overwritten: name another file, or remove it."
-            )
+            raise UserError(f"{path} exists, and nothing is overwritten: name another file, or remove it.")
     checkpoint, lm = read_reference(folder, step, batch_tokens)
     out.parent.mkdir(parents=True, exist_ok=True)
     aside = out.with_name(out.name + ".partial")
@@ -200,10 +200,10 @@ def to_reference(checkpoint_file: Path, out: Path) -> None:
     """Write the model of a checkpoint as the reference code stores it."""
     import torch
 
-    from looped_lm.checkpoints import load_checkpoint
-    from looped_lm.model_files import load_model
-    from looped_lm.pretrained import new_folder
-    from looped_lm.reference_format import config_to_reference, tensors_to_reference
+    from looped_lm.runs.checkpoint import load_checkpoint
+    from looped_lm.sharing.export import new_folder
+    from looped_lm.sharing.load import load_model
+    from looped_lm.sharing.reference import config_to_reference, tensors_to_reference
 
     checkpoint = load_checkpoint(checkpoint_file)
     model = load_model(checkpoint_file)
@@ -215,7 +215,7 @@ def to_reference(checkpoint_file: Path, out: Path) -> None:
             try:
                 torch.save(tensors_to_reference(own), file)
             except RuntimeError as error:  # What torch makes of a full disk.
-                raise OSError(f"{out} could not be written ({error}).") from error
+                raise UserError(f"{out} could not be written ({error}).") from error
         meta = json.dumps({"step": step, "model_config": config}, indent=2) + "\n"
         (folder / f"meta_{step:06d}.json").write_text(meta, encoding="utf-8")
     print(f"{out}: step {step}")
@@ -234,7 +234,7 @@ def main(args: Sequence[str]) -> None:
         batch_tokens = PAPER_BATCH_TOKENS if given.batch_tokens is None else given.batch_tokens
         from_reference(given.path, given.out, given.step, batch_tokens)
     elif given.step is not None or given.batch_tokens is not None:
-        raise ValueError(
+        raise UserError(
             "--step and --batch-tokens belong to --from: a checkpoint holds one step, and its counts."
         )
     else:

@@ -12,6 +12,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from looped_lm.common.errors import UserError
+
 if TYPE_CHECKING:
     import lightning as L
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from looped_lm.evaluation.results import Results
     from looped_lm.evaluation.scoring import Encoder, Scorer
     from looped_lm.evaluation.selection import Selection
-    from looped_lm.lightning_module import LoopedLM
+    from looped_lm.training.lightning_module import LoopedLM
 
 SUFFIX = ".eval.json"
 #: Exit status where something that was asked for could not be measured.
@@ -89,16 +91,12 @@ def main(args: Sequence[str]) -> int:
     # What an interrupted evaluation left may go; a whole one is replaced when asked for, and by a whole one.
     there = parsed(out.read_text(encoding="utf-8", errors="replace")) if out.exists() else {"finished": False}
     if there is None:
-        raise FileExistsError(
-            f"{out} holds something other than results, and stays: name another file by --out."
-        )
+        raise UserError(f"{out} holds something other than results, and stays: name another file by --out.")
     whole = there.get("finished") is not False
     if whole and not given.overwrite:
-        raise FileExistsError(f"{out} exists: name another file by --out, or give --overwrite.")
+        raise UserError(f"{out} exists: name another file by --out, or give --overwrite.")
     if not os.access(out.parent, os.W_OK | os.X_OK):
-        raise FileNotFoundError(
-            f"{out} cannot be written: {out.parent} is no folder open to you. Give --out."
-        )
+        raise UserError(f"{out} cannot be written: {out.parent} is no folder open to you. Give --out.")
     names = given.tasks or default_tasks(Path(given.ckpt), given.data)
     selection = select(names)
     results = start(given, names, selection)
@@ -131,7 +129,7 @@ def beside(checkpoint: Path) -> Path:
 
 def default_tasks(checkpoint: Path, data: str | None) -> list[str]:
     """What runs offline: exported folders and converted checkpoints do not know their data."""
-    from looped_lm.model_files import names_data
+    from looped_lm.sharing.load import names_data
 
     if data is None and checkpoint.exists() and not names_data(checkpoint):
         print(
@@ -151,9 +149,9 @@ def start(given: argparse.Namespace, names: Sequence[str], selection: Selection)
     if not (selection.probes or selection.public):
         for option in ("examples", "context", "tokenizer"):
             if getattr(given, option) is not None:
-                raise ValueError(f"--{option} is for probes and tasks, and --tasks asks for neither.")
+                raise UserError(f"--{option} is for probes and tasks, and --tasks asks for neither.")
     if given.examples is not None and given.examples < 1:
-        raise ValueError(f"--examples is {given.examples}; it must be at least 1.")
+        raise UserError(f"--examples is {given.examples}; it must be at least 1.")
     if selection.public:
         from looped_lm.evaluation.public import hub_problem, leave_hub_alone, require_lm_eval
 
@@ -175,11 +173,11 @@ def start(given: argparse.Namespace, names: Sequence[str], selection: Selection)
 
 def run(given: argparse.Namespace, selection: Selection, results: Results) -> None:
     """Measure everything, row by row into the results."""
-    from looped_lm.cli import quiet
+    from looped_lm.configuration.parser import quiet
     from looped_lm.evaluation.measuring import place, trained_precision, trainer_on
     from looped_lm.evaluation.scoring import Encoder, Scorer
-    from looped_lm.model_files import load_data, load_lm, load_tokenizer, refuse_other_tokenizer
-    from looped_lm.pretrained import sha256
+    from looped_lm.sharing.export import sha256
+    from looped_lm.sharing.load import load_data, load_lm, load_tokenizer, refuse_other_tokenizer
 
     quiet()
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
@@ -224,7 +222,7 @@ def losses(
     from looped_lm.evaluation.measuring import default_counts, validation_loss
 
     if data.vocab_size > lm.model.vocab_size:  # type: ignore[attr-defined]  # every data module of ours has one
-        raise ValueError(
+        raise UserError(
             f"The data has a vocabulary of {data.vocab_size}, the model one of {lm.model.vocab_size}: give "  # type: ignore[attr-defined]
             "--data prepared with the model's tokenizer."
         )

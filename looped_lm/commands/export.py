@@ -28,8 +28,8 @@ def parser() -> argparse.ArgumentParser:
 def main(args: Sequence[str]) -> None:
     """Run the command."""
     given = parser().parse_args(args)
-    from looped_lm.model_files import load_model, load_tokenizer
-    from looped_lm.pretrained import save_pretrained
+    from looped_lm.sharing.export import save_pretrained
+    from looped_lm.sharing.load import load_model, load_tokenizer
 
     model = load_model(given.ckpt)
     tokenizer = None if given.no_tokenizer else load_tokenizer(given.ckpt, given.tokenizer)

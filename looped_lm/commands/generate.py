@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from looped_lm.common.errors import UserError
+
 if TYPE_CHECKING:
     from looped_lm.generation import Decoder, ExitRule, Generated
-    from looped_lm.model_files import TextTokenizer
-    from looped_lm.transformer import LoopedTransformer
+    from looped_lm.model.transformer import LoopedTransformer
+    from looped_lm.sharing.load import TextTokenizer
 
 
 def parser() -> argparse.ArgumentParser:
@@ -66,7 +68,7 @@ def read_prompts(given: Sequence[str], file: Path | None) -> list[str]:
         "".join(given).encode()
     except UnicodeError as error:
         where = file if isinstance(error, UnicodeDecodeError) else "--prompt"
-        raise ValueError(f"{where} is not UTF-8 text ({error}).") from error
+        raise UserError(f"{where} is not UTF-8 text ({error}).") from error
     # Not splitlines(), which ends a line at form feeds and other characters of a text, too.
     return [*given, *(text.split("\n") if text else [])] or [""]
 
@@ -154,7 +156,7 @@ def main(args: Sequence[str]) -> None:
     given = parser().parse_args(args)
     rule = exit_rule(given.exit_change, given.exit_kl)
     if given.no_cache and (rule is not None or given.kv_budget is not None):
-        raise ValueError(
+        raise UserError(
             "--no-cache keeps nothing: leave out --kv-budget, --exit-change and --exit-kl with it."
         )
     from looped_lm.generation import (
@@ -167,8 +169,8 @@ def main(args: Sequence[str]) -> None:
         stream,
         with_bos,
     )
-    from looped_lm.model_files import load_model, load_tokenizer
-    from looped_lm.trainer_settings import usable_device
+    from looped_lm.sharing.load import load_model, load_tokenizer
+    from looped_lm.training.trainer_settings import usable_device
 
     sampling = Sampling(given.temperature, given.top_k, given.top_p, given.seed)
     prompts = read_prompts(given.prompt, given.prompt_file)

@@ -4,35 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Any
 
-import torch
-
-from looped_lm.accounting import CONVENTIONS, mean_flops_per_token
-from looped_lm.cli import LoopedCLI
-from looped_lm.lightning_module import LoopedLM
-from looped_lm.memory import estimate
-from looped_lm.schedules import accumulation
+from looped_lm.configuration.parser import PlanCLI, processes
+from looped_lm.model.accounting import CONVENTIONS, mean_flops_per_token
+from looped_lm.training.lightning_module import LoopedLM
+from looped_lm.training.memory import estimate
+from looped_lm.training.schedules import accumulation
 
 MIB = 2**20
-
-
-class PlanCLI(LoopedCLI):
-    """Parses the same keys as `fit` and builds model and data, but no trainer."""
-
-    def __init__(self) -> None:
-        super().__init__(run=False)
-
-    def _set_seed(self) -> None:
-        """Nothing random happens here."""
-
-    def instantiate_classes(self) -> None:
-        with torch.device("meta"):
-            self.config_init = self.parser.instantiate_classes(self.config)
-        self.model, self.datamodule = self.config_init.model, self.config_init.data
-
-    def instantiate_trainer(self, **kwargs: object) -> None:  # type: ignore[override]
-        raise AssertionError("a plan needs no trainer")
 
 
 def table(model: LoopedLM, batch_size: int, devices: int) -> str:
@@ -93,17 +72,6 @@ def described(drawn: Mapping[int, int]) -> str:
     """The counts of recurrences that the steps of a run draw, in words."""
     mean = sum(r * steps for r, steps in drawn.items()) / sum(drawn.values())
     return f"drawn for every step: {min(drawn)} to {max(drawn)}, mean {mean:.2f}"
-
-
-def processes(devices: Any, num_nodes: int) -> int:
-    """Processes that `trainer.devices` and `trainer.num_nodes` name; "auto" and -1 (all there are) count as one."""
-    if isinstance(devices, str) and "," in devices:
-        devices = [d for d in devices.split(",") if d.strip()]
-    if isinstance(devices, (list, tuple)):
-        count = len(devices)
-    else:
-        count = int(devices) if str(devices).isdigit() else 1
-    return max(count, 1) * num_nodes
 
 
 def main() -> None:

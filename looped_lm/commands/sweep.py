@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fitting.records import RECORD_SUFFIX, RecordError, RunRecord, architecture, write_text_atomically
+from looped_lm.common.errors import UserError
+from looped_lm.common.text import duration
 from looped_lm.sweeps import files
 from looped_lm.sweeps.expansion import expand, shared_runs
 from looped_lm.sweeps.place import Place, State, Status
@@ -95,7 +97,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run one command; its exit status: 0, 1 if runs failed or are unfinished after `run`, 75 if a signal ended it.
 
     Raises:
-        ValueError: a sweep file, option or run that cannot be right; nothing is run then.
+        UserError: a sweep file, option or run that cannot be right; nothing is run then.
     """
     options = parser().parse_args(arguments)
     sweep = files.load(files.find(options.file))
@@ -110,18 +112,18 @@ def main(arguments: Sequence[str]) -> int:
 
 def _plan(options: argparse.Namespace, sweep: files.SweepFile, runs: list[Run]) -> int:
     from looped_lm.sweeps.planning import Planner, peak_flops
-    from looped_lm.sweeps.table import design, duration, plan_table
+    from looped_lm.sweeps.table import design, plan_table
 
     given = {"--mfu": options.mfu, "--memory": options.memory, "--devices": options.devices}
     for name, value in (given | {"--peak-flops": options.peak_flops}).items():
         if value is not None and not value > 0:
-            raise ValueError(f"{name} is {value}; it must be positive.")
+            raise UserError(f"{name} is {value}; it must be positive.")
     if options.mfu > 1:
-        raise ValueError(f"--mfu is {options.mfu}; it is a share, at most 1.")
+        raise UserError(f"--mfu is {options.mfu}; it is a share, at most 1.")
     if options.device and options.peak_flops:
-        raise ValueError("--device and --peak-flops both say how fast a device is: leave one out.")
+        raise UserError("--device and --peak-flops both say how fast a device is: leave one out.")
     if options.csv and options.csv.exists() and not options.overwrite:
-        raise FileExistsError(f"{options.csv} exists: name another file by --csv, or give --overwrite.")
+        raise UserError(f"{options.csv} exists: name another file by --csv, or give --overwrite.")
     shared = shared_runs(sweep)
     planner = Planner(None if options.memory is None else options.memory * GIB, options.devices)
     planned = _planned(planner, [*runs, *shared])
@@ -157,7 +159,7 @@ def _plan(options: argparse.Namespace, sweep: files.SweepFile, runs: list[Run]) 
 
 
 def _planned(planner: Planner, runs: list[Run]) -> list[PlannedRun]:
-    from looped_lm.cli import quiet
+    from looped_lm.configuration.parser import quiet
 
     quiet()
     planned, told = [], sys.stderr.isatty() and len(runs) > 20
@@ -183,10 +185,10 @@ def _run(options: argparse.Namespace, sweep: files.SweepFile, runs: list[Run]) -
     others = ("jobs", "devices") if options.launcher == "slurm" else ("profile",)
     for name in others:
         if getattr(options, name) is not None:
-            raise ValueError(f"--{name} has no effect with --launcher {options.launcher}: leave it out.")
+            raise UserError(f"--{name} has no effect with --launcher {options.launcher}: leave it out.")
     options.jobs = 1 if options.jobs is None else options.jobs
     if options.jobs < 1:
-        raise ValueError(f"--jobs is {options.jobs}; it must be at least 1.")
+        raise UserError(f"--jobs is {options.jobs}; it must be at least 1.")
     place = _place(options, sweep.name)
     planner = Planner()
     # All of them before the first one starts: a mistake in the last line must not cost the runs before it.
@@ -217,7 +219,6 @@ def _run_here(
     attempts: dict[str, int],
 ) -> int:
     from looped_lm.sweeps.local import LocalLauncher, visible_devices
-    from looped_lm.sweeps.table import duration
 
     if wanted:
         planner.warm_up()

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from looped_lm.lightning_module import LoopedLM
-from looped_lm.schedules import Steps
+from looped_lm.training.lightning_module import LoopedLM
+from looped_lm.training.schedules import Steps
 
 VOCAB, SEQ_LEN, ROWS = 61, 16, 4
 SIZES: Mapping[str, Any] = dict(

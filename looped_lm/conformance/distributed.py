@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from looped_lm.conformance.candidate import Candidate, ConformanceError, batch, expect, expect_close, move
-from looped_lm.transformer import LoopedTransformer
+from looped_lm.model.transformer import LoopedTransformer
 
 WORLD = 2
 TIMEOUT = timedelta(seconds=120)

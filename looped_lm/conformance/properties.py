@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from looped_lm.accounting import FORWARD_ONLY, TRAINED, count_roles, flops_per_token, parameter_roles
-from looped_lm.blocks import Block
 from looped_lm.conformance.candidate import VOCAB, Candidate, batch, expect, expect_close
 from looped_lm.conformance.counting import Measured, measure
-from looped_lm.transformer import LoopedTransformer
+from looped_lm.model.accounting import FORWARD_ONLY, TRAINED, count_roles, flops_per_token, parameter_roles
+from looped_lm.model.blocks import Block
+from looped_lm.model.transformer import LoopedTransformer
 
 
 def every_parameter_learns(candidate: Candidate) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from looped_lm.conformance.candidate import Candidate, batch, expect, expect_close
-from looped_lm.lightning_module import LoopedLM
+from looped_lm.training.lightning_module import LoopedLM
 
 
 def _loss_and_gradients(lm: LoopedLM) -> tuple[Tensor, dict[str, Tensor]]:

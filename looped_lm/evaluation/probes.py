@@ -11,6 +11,8 @@ import string
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from looped_lm.common.errors import UserError
+
 LINES = 8
 VARIABLES = 5
 LARGEST = 25
@@ -54,10 +56,10 @@ class Probe:
         """The first `count` examples of a seed; more of them leave the first ones as they are.
 
         Raises:
-            ValueError: a count below 1.
+            UserError: a count below 1.
         """
         if count < 1:
-            raise ValueError(f"{count} examples were asked for; it must be at least 1.")
+            raise UserError(f"{count} examples were asked for; it must be at least 1.")
         return [self._example(random.Random(f"{seed}/{self.name}/{i}")) for i in range(count)]
 
     def _example(self, rng: random.Random) -> Example:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from looped_lm.common.errors import UserError
 from looped_lm.evaluation.axes import METRICS, PublicTask, axis_of, is_task_file
 from looped_lm.evaluation.results import TaskRow
 from looped_lm.evaluation.selection import own_names
@@ -28,15 +29,15 @@ def require_lm_eval(tasks: Iterable[PublicTask] = ()) -> None:
     """Refuse to go on without lm-eval, for these tasks.
 
     Raises:
-        ImportError: naming the way out.
+        UserError: naming the way out.
     """
     if importlib.util.find_spec("lm_eval") is None:
         close = [near for t in tasks for near in difflib.get_close_matches(t.source, own_names(), n=1)]
         if close:
-            raise ImportError(
+            raise UserError(
                 f"Did you mean {' '.join(close)}? Other tasks run through lm-eval: pip install 'looped-lm[eval]'."
             )
-        raise ImportError(
+        raise UserError(
             "Public tasks and task files run through lm-eval, which is not installed: pip install 'looped-lm[eval]'. "
             "The validation loss and the probes do without it (--tasks recurrences probes)."
         )
@@ -82,16 +83,16 @@ class TaskLibrary:
         """Refuse names and paths that lead nowhere.
 
         Raises:
-            ValueError: naming the task, and names that are like it.
+            UserError: naming the task, and names that are like it.
         """
         for task in tasks:
             if is_task_file(task.source):
                 if not Path(task.source).is_file():
-                    raise ValueError(f"There is no task file {task.source!r}.")
+                    raise UserError(f"There is no task file {task.source!r}.")
             elif task.source not in (known := self._manager(names=True).task_index):
                 close = difflib.get_close_matches(task.source, known, n=3)
                 guess = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
-                raise ValueError(
+                raise UserError(
                     f"lm-eval has no task {task.source!r}.{guess} `lm-eval ls tasks` lists them; a task file is named "
                     "by its path (.yaml)."
                 )

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from looped_lm.common.text import aligned
 from looped_lm.evaluation.axes import AXES
-from looped_lm.text_table import aligned
 
 FORMAT, VERSION = "looped_lm evaluation", 1
 

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from looped_lm.common.errors import UserError
 from looped_lm.generation.decoders import check_ids
-from looped_lm.loss import chunk_tokens
-from looped_lm.model_files import TextTokenizer
-from looped_lm.transformer import LoopedTransformer
+from looped_lm.model.loss import chunk_tokens
+from looped_lm.model.transformer import LoopedTransformer
+from looped_lm.sharing.load import TextTokenizer
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,12 @@ class Encoder:
         context: tokens of prompt and continuation together; at least 2.
 
     Raises:
-        ValueError: a context below 2.
+        UserError: a context below 2.
     """
 
     def __init__(self, tokenizer: TextTokenizer, context: int) -> None:
         if context < 2:
-            raise ValueError(f"The context is {context} tokens; BOS and one more need at least 2.")
+            raise UserError(f"The context is {context} tokens; BOS and one more need at least 2.")
         self.tokenizer, self.context = tokenizer, context
 
     def ids(self, text: str) -> tuple[int, ...]:
@@ -96,11 +97,11 @@ class Encoder:
         """What fits into the context: the prompt loses tokens on its left, after BOS; `room` tokens more stay free.
 
         Raises:
-            ValueError: the continuation alone is too long.
+            UserError: the continuation alone is too long.
         """
         kept = self.context - (len(encoded) - len(encoded.prompt)) - room
         if kept < 1:
-            raise ValueError(
+            raise UserError(
                 f"A continuation of {self.context - kept} tokens does not fit into a context of "
                 f"{self.context}."
             )
@@ -119,7 +120,7 @@ class Scorer:
         forward_context: of every pass, such as autocast.
 
     Raises:
-        ValueError: a batch size below 1.
+        UserError: a batch size below 1.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class Scorer:
         forward_context: Callable[[], AbstractContextManager] = nullcontext,
     ) -> None:
         if batch_size < 1:
-            raise ValueError(f"The batch size is {batch_size}; it must be at least 1.")
+            raise UserError(f"The batch size is {batch_size}; it must be at least 1.")
         self.model, self.batch_size, self.forward_context = model, batch_size, forward_context
 
     def score(
@@ -143,7 +144,7 @@ class Scorer:
             title: of the progress bar; None: there is none.
 
         Raises:
-            ValueError: ids that the model does not know, or a count that it cannot run.
+            UserError: ids that the model does not know, or a count that it cannot run.
         """
         if not rows:
             return []

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from looped_lm.common.errors import UserError
 from looped_lm.generation.early_exit import EarlyExit, ExitRule
 
 
@@ -30,7 +31,7 @@ class KVCache:
         exit_rule: when a row's state has settled, so that its remaining recurrences are left out; None: never.
 
     Raises:
-        ValueError: a budget outside of 1..r.
+        UserError: a budget outside of 1..r.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class KVCache:
         exit_rule: ExitRule | None = None,
     ) -> None:
         if budget is not None and not 1 <= budget <= num_recurrences:
-            raise ValueError(
+            raise UserError(
                 f"The KV budget is {budget}; it counts recurrences that are kept, from 1 to the {num_recurrences} "
                 "that run. Leave it out to keep all."
             )
@@ -67,10 +68,10 @@ class KVCache:
             live: bool (B,), rows whose output is wanted; an early exit does not wait for the others.
 
         Raises:
-            ValueError: the rows are longer than the capacity.
+            UserError: the rows are longer than the capacity.
         """
         if end > self.capacity:
-            raise ValueError(f"The cache holds {self.capacity} tokens a row; {end} are too many.")
+            raise UserError(f"The cache holds {self.capacity} tokens a row; {end} are too many.")
         if self.filled == 0:
             # Tokens of the first pass see each other alone: plain causal attention, padding comes last.
             self.mask, self.exit = None, None

@@ -11,19 +11,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from looped_lm.common.errors import UserError
 from looped_lm.generation.cache import KVCache
 from looped_lm.generation.early_exit import ExitRule
-from looped_lm.transformer import LoopedTransformer
+from looped_lm.model.transformer import LoopedTransformer
 
 
 def check_ids(model: LoopedTransformer, ids: Sequence[int]) -> None:
     """Refuse tokens that the model has no embedding for.
 
     Raises:
-        ValueError: naming the range of the ids, and the model's.
+        UserError: naming the range of the ids, and the model's.
     """
     if not 0 <= min(ids) <= max(ids) < model.vocab_size:
-        raise ValueError(
+        raise UserError(
             f"A prompt has the ids {min(ids)} to {max(ids)}; the model knows 0 to {model.vocab_size - 1}. Use the "
             "tokenizer it was trained with."
         )
@@ -39,7 +40,7 @@ class Decoder(ABC):
         num_recurrences: recurrences of every pass; None: the model's own count.
 
     Raises:
-        ValueError: no rows, an empty one, ids outside of the vocabulary, or a count the model cannot run.
+        UserError: no rows, an empty one, ids outside of the vocabulary, or a count the model cannot run.
     """
 
     def __init__(
@@ -50,9 +51,9 @@ class Decoder(ABC):
         num_recurrences: int | None = None,
     ) -> None:
         if not prompts or not all(prompts):
-            raise ValueError("Every prompt needs at least one token (BOS, where the text is empty).")
+            raise UserError("Every prompt needs at least one token (BOS, where the text is empty).")
         if max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens is {max_new_tokens}; it must be at least 1.")
+            raise UserError(f"max_new_tokens is {max_new_tokens}; it must be at least 1.")
         check_ids(model, [token for prompt in prompts for token in prompt])
         self.model = model
         self.num_recurrences = model.num_recurrences if num_recurrences is None else num_recurrences

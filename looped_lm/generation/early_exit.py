@@ -13,17 +13,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from looped_lm.common.errors import UserError
+
 
 class ExitRule(ABC):
     """When the state has settled: a measure of change between two recurrences falls below a threshold.
 
     Raises:
-        ValueError: a threshold that is not positive.
+        UserError: a threshold that is not positive.
     """
 
     def __init__(self, threshold: float) -> None:
         if not (math.isfinite(threshold) and threshold > 0):
-            raise ValueError(f"The exit threshold is {threshold}; it must be positive and finite.")
+            raise UserError(f"The exit threshold is {threshold}; it must be positive and finite.")
         self.threshold = threshold
 
     @abstractmethod

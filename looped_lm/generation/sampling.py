@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from looped_lm.common.errors import UserError
+
 #: Differences of logits over a temperature stay finite in fp32; nothing colder could be told from greedy.
 _COLDEST = 1e-30
 
@@ -23,7 +25,7 @@ class Sampling:
         seed: of the draws. Every row has a stream of its own, whatever the other rows are.
 
     Raises:
-        ValueError: a value out of range.
+        UserError: a value out of range.
     """
 
     temperature: float = 0.0
@@ -33,19 +35,15 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise ValueError(
-                f"temperature is {self.temperature}; it must be 0 (greedy) or a positive number."
-            )
+            raise UserError(f"temperature is {self.temperature}; it must be 0 (greedy) or a positive number.")
         if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k is {self.top_k}; it must be at least 1.")
+            raise UserError(f"top_k is {self.top_k}; it must be at least 1.")
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is {self.top_p}; it must lie in (0, 1].")
+            raise UserError(f"top_p is {self.top_p}; it must lie in (0, 1].")
         if not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed is {self.seed}; it must lie between 0 and 2^32 - 1.")
+            raise UserError(f"seed is {self.seed}; it must lie between 0 and 2^32 - 1.")
         if self.temperature == 0 and (self.top_k is not None or self.top_p is not None):
-            raise ValueError(
-                "top_k and top_p have no effect at temperature 0: give a temperature, such as 1."
-            )
+            raise UserError("top_k and top_p have no effect at temperature 0: give a temperature, such as 1.")
 
     def generators(self, rows: int, device: torch.device) -> list[torch.Generator]:
         """One generator per row."""
@@ -72,7 +70,7 @@ class Sampling:
     def choose(self, logits: Tensor, generators: list[torch.Generator]) -> Tensor:
         """Token ids (B,) drawn from logits (B,V)."""
         if not bool(logits.isfinite().all()):
-            raise ValueError(
+            raise UserError(
                 "The model's logits are not finite: its weights are, or overflow to, NaN or infinity."
             )
         if self.temperature == 0:

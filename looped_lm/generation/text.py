@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from looped_lm.model_files import TextTokenizer
-from looped_lm.transformer import LoopedTransformer
+from looped_lm.model.transformer import LoopedTransformer
+from looped_lm.sharing.load import TextTokenizer
 
 _SEEN = 8
 """Tokens of a prompt that are decoded with what follows: a decoder may drop the space that begins a text."""

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from looped_lm.common.errors import UserError
 from looped_lm.sweeps.files import BY, CONFIG, Shared, SweepFile, config_path, load, refuse_unknown, same
 from looped_lm.sweeps.runs import Run
 
@@ -20,8 +21,8 @@ def expand(sweep: SweepFile) -> list[Run]:
     """The runs of a sweep, in the order of its axes, the last one running fastest.
 
     Raises:
-        ValueError: an axis, a rule or a config that cannot be right, or two runs that are the same.
-        FileNotFoundError: a config file that does not exist.
+        UserError: an axis, a rule or a config that cannot be right, or two runs that are the same.
+        UserError: a config file that does not exist.
     """
     order = _order(sweep)
     used: dict[str, set[str]] = {}
@@ -30,7 +31,7 @@ def expand(sweep: SweepFile) -> list[Run]:
         if isinstance(values, dict) and BY in values:
             idle = [str(v) for v in values if v != BY and str(v) not in used.get(key, set())]
             if idle:
-                raise ValueError(
+                raise UserError(
                     f"{sweep.path}: {key} has values for {values[BY]} = {', '.join(idle)}, which that axis does not "
                     "take."
                 )
@@ -41,7 +42,7 @@ def expand(sweep: SweepFile) -> list[Run]:
     for run in runs:
         other = seen.setdefault(run.hash, run)
         if other is not run:
-            raise ValueError(f"{sweep.path}: the same run stands in it twice: {run.id} ({_told(run.axes)}).")
+            raise UserError(f"{sweep.path}: the same run stands in it twice: {run.id} ({_told(run.axes)}).")
     return runs
 
 
@@ -49,7 +50,7 @@ def shared_runs(sweep: SweepFile) -> list[Run]:
     """Runs of other sweeps that the results of this one need.
 
     Raises:
-        ValueError: a rule that no run meets, or what `expand` refuses.
+        UserError: a rule that no run meets, or what `expand` refuses.
     """
     return [run for entry in sweep.shared for run in _runs_of(entry, sweep)]
 
@@ -75,7 +76,7 @@ def _order(sweep: SweepFile) -> list[str]:
         if key in done:
             return
         if key in waiting:
-            raise ValueError(f"{sweep.path}: the axes {', '.join(waiting)} depend on each other.")
+            raise UserError(f"{sweep.path}: the axes {', '.join(waiting)} depend on each other.")
         values = sweep.grid[key]
         if isinstance(values, dict) and BY in values:
             refuse_unknown([values[BY]], sweep.grid, f"{sweep.path}, {key}: by")
@@ -104,17 +105,17 @@ def _values(sweep: SweepFile, key: str, point: dict[str, Any], used: dict[str, s
         now = point[values[BY]]
         found = [(v, given) for v, given in values.items() if v != BY and same(v, now)]
         if not found:
-            raise ValueError(
+            raise UserError(
                 f"{sweep.path}: {key} has no values for {values[BY]} = {now}; give some, or leave that out with skip."
             )
         used.setdefault(key, set()).add(str(found[0][0]))
         values = found[0][1]
     values = values if isinstance(values, list) else [values]
     if not values:
-        raise ValueError(f"{sweep.path}: {key} has an empty list of values.")
+        raise UserError(f"{sweep.path}: {key} has an empty list of values.")
     for i, value in enumerate(values):
         if any(same(value, other) for other in values[:i]):
-            raise ValueError(f"{sweep.path}: {key} has the value {value} twice.")
+            raise UserError(f"{sweep.path}: {key} has the value {value} twice.")
     return values
 
 
@@ -152,11 +153,11 @@ def _apply_rules(
         for rule in rules:
             refuse_unknown(rule, {**keys, **points[0]}, f"{where}, {kind}")
             if not any(_meets(point, keys, rule) for point in points):
-                raise ValueError(f"{where}: no run meets the rule {kind} {_told(rule)}.")
+                raise UserError(f"{where}: no run meets the rule {kind} {_told(rule)}.")
     kept = [p for p in points if not only or any(_meets(p, keys, rule) for rule in only)]
     kept = [p for p in kept if not any(_meets(p, keys, rule) for rule in skip)]
     if not kept:
-        raise ValueError(f"{where}: the rules leave no run.")
+        raise UserError(f"{where}: the rules leave no run.")
     return kept
 
 
@@ -174,7 +175,7 @@ def _matches(value: Any, wanted: Any) -> bool:
     try:
         return _OPERATORS[comparison.group(1)](float(value), float(comparison.group(2)))
     except (TypeError, ValueError):
-        raise ValueError(f"The rule {wanted!r} compares numbers, and {value!r} is none.") from None
+        raise UserError(f"The rule {wanted!r} compares numbers, and {value!r} is none.") from None
 
 
 def _told(values: dict[str, Any]) -> str:

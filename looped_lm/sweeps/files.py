@@ -12,7 +12,8 @@ from typing import Any
 
 import yaml
 
-from looped_lm.config_files import SHIPPED, resolve_config
+from looped_lm.common.errors import UserError
+from looped_lm.configuration.config_files import SHIPPED, resolve_config
 
 SHIPPED_SWEEPS = SHIPPED / "sweeps"
 CONFIG = "config"
@@ -36,7 +37,7 @@ class _Loader(yaml.SafeLoader):
                 continue
             key = self.construct_object(key_node, deep=True)
             if key in seen:
-                raise ValueError(f"line {node.start_mark.line + 1}: {key!r} stands twice in one mapping")
+                raise UserError(f"line {node.start_mark.line + 1}: {key!r} stands twice in one mapping")
             seen.append(key)
         return node
 
@@ -65,14 +66,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Content of a YAML file that holds a mapping.
 
     Raises:
-        ValueError: it holds something else; the file is named.
+        UserError: it holds something else; the file is named.
     """
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
+        raise UserError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds no mapping of keys to values.")
+        raise UserError(f"{path} holds no mapping of keys to values.")
     return content
 
 
@@ -92,14 +93,14 @@ def refuse_unknown(given: Iterable[Any], known: Iterable[str], where: str) -> No
     """Refuse names that do not exist.
 
     Raises:
-        ValueError: naming the first one, what is like it, and all there are.
+        UserError: naming the first one, what is like it, and all there are.
     """
     known = list(known)
     for name in given:
         if name not in known:
             close = difflib.get_close_matches(str(name), known, n=1)
             guess = f" Did you mean {close[0]!r}?" if close else ""
-            raise ValueError(f"{where}: unknown key {name!r}.{guess} Keys: {', '.join(known)}.")
+            raise UserError(f"{where}: unknown key {name!r}.{guess} Keys: {', '.join(known)}.")
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ def find(name: str, beside: Path | None = None) -> Path:
     config files) or a shipped one.
 
     Raises:
-        FileNotFoundError: there is none; the shipped ones are listed.
+        UserError: there is none; the shipped ones are listed.
     """
     path = Path(name)
     places = [*([beside.parent / path] if beside else []), path, SHIPPED_SWEEPS / path]
@@ -169,7 +170,7 @@ def find(name: str, beside: Path | None = None) -> Path:
     shipped = sorted(p.name for p in SHIPPED_SWEEPS.glob("*.yaml"))
     close = difflib.get_close_matches(path.name, shipped, n=1)
     guess = f" Did you mean {close[0]}?" if close else ""
-    raise FileNotFoundError(
+    raise UserError(
         f"Sweep {name!r} is neither a file here ({Path.cwd()}) nor a shipped one.{guess} "
         f"Shipped: {', '.join(shipped)}."
     )
@@ -179,36 +180,34 @@ def load(path: Path) -> SweepFile:
     """Read and check a sweep file.
 
     Raises:
-        ValueError: an unknown key or a value of the wrong kind; the file is named.
+        UserError: an unknown key or a value of the wrong kind; the file is named.
     """
     content = read_yaml(path)
     refuse_unknown(content, KEYS, str(path))
     for key, value in content.items():
         if not isinstance(value, _TYPES[key]):
-            raise ValueError(f"{path}: {key} is {value!r}; it must be a {_TYPES[key].__name__}.")
+            raise UserError(f"{path}: {key} is {value!r}; it must be a {_TYPES[key].__name__}.")
     name = content.get("name", path.stem)
     if not _NAME.fullmatch(name):
-        raise ValueError(
+        raise UserError(
             f"{path}: name {name!r} does not name a folder; use letters, digits, '-', '_' and '.'."
         )
     grid = content.get("grid", {})
     if not grid:
-        raise ValueError(f"{path}: there is no grid, so there are no runs.")
+        raise UserError(f"{path}: there is no grid, so there are no runs.")
     for key in (*grid, *content.get("keys", {})):
         if not isinstance(key, str):
-            raise ValueError(f"{path}: {key!r} is no key of a configuration, such as model.size.")
+            raise UserError(f"{path}: {key!r} is no key of a configuration, such as model.size.")
         reason = next(
             (why for own, why in _NOT_FOR_SWEEPS.items() if key == own or key.startswith(f"{own}.")), None
         )
         if reason:
-            raise ValueError(f"{path}: {key} cannot be set by a sweep: {reason}.")
+            raise UserError(f"{path}: {key} cannot be set by a sweep: {reason}.")
     if CONFIG in content.get("keys", {}):
-        raise ValueError(
-            f"{path}: {CONFIG} stands under keys; config files of every run stand under configs."
-        )
+        raise UserError(f"{path}: {CONFIG} stands under keys; config files of every run stand under configs.")
     for key in content.get("keys", {}):
         if key in grid:
-            raise ValueError(f"{path}: {key} stands under keys and in the grid; leave one of them out.")
+            raise UserError(f"{path}: {key} stands under keys and in the grid; leave one of them out.")
     for rule in [*content.get("only", []), *content.get("skip", [])]:
         _check_rule(rule, path)
     return SweepFile(
@@ -226,14 +225,14 @@ def load(path: Path) -> SweepFile:
 
 def _check_rule(rule: Any, path: Path) -> None:
     if not isinstance(rule, dict) or not rule:
-        raise ValueError(
+        raise UserError(
             f"{path}: the rule {rule!r} is no mapping such as {{config: r8.yaml, model.size: [6, 8]}}."
         )
 
 
 def _shared(entry: Any, path: Path) -> Shared:
     if not isinstance(entry, dict) or "sweep" not in entry:
-        raise ValueError(
+        raise UserError(
             f"{path}: an entry of shared names a sweep, as in {{sweep: iso_depth.yaml}}; got {entry!r}."
         )
     refuse_unknown(entry, ("sweep", "only", "skip"), f"{path}, shared")
@@ -241,7 +240,7 @@ def _shared(entry: Any, path: Path) -> Shared:
     for kind in ("only", "skip"):
         rules[kind] = entry.get(kind, [])
         if not isinstance(rules[kind], list):
-            raise ValueError(f"{path}, shared: {kind} is {rules[kind]!r}; it must be a list of rules.")
+            raise UserError(f"{path}, shared: {kind} is {rules[kind]!r}; it must be a list of rules.")
         for rule in rules[kind]:
             _check_rule(rule, path)
     return Shared(find(str(entry["sweep"]), beside=path), **rules)
@@ -251,8 +250,8 @@ def config_path(name: str, sweep: Path) -> str:
     """Absolute path of a config file: beside the sweep file, in the working folder, or shipped.
 
     Raises:
-        FileNotFoundError: there is none.
-        ValueError: it is no YAML mapping.
+        UserError: there is none.
+        UserError: it is no YAML mapping.
     """
     beside = sweep.parent / name
     if not Path(name).is_absolute() and beside.is_file():

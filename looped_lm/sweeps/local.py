@@ -14,7 +14,8 @@ from multiprocessing.context import ForkProcess
 from types import FrameType
 from typing import Any
 
-from looped_lm.preemption import EXIT_STATUS
+from looped_lm.common.text import duration
+from looped_lm.runs.preemption import EXIT_STATUS
 from looped_lm.sweeps.place import Place, State
 from looped_lm.sweeps.runs import Run
 from looped_lm.sweeps.worker import BUSY, follow_parent, work
@@ -220,14 +221,6 @@ class LocalLauncher:
         for job in jobs:
             if job.process.pid is not None and job.process.is_alive():
                 os.kill(job.process.pid, signal.SIGTERM)
-
-
-def duration(seconds: float) -> str:
-    """A time in the unit that suits it."""
-    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def visible_devices() -> list[str]:

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from filelock import FileLock, Timeout
 
-from looped_lm.preemption import EXIT_STATUS
+from looped_lm.runs.preemption import EXIT_STATUS
 from looped_lm.sweeps.runs import Run
 
 INTERRUPTIONS = (EXIT_STATUS, 130, 143)

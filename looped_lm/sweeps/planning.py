@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.throughput import _CUDA_FLOPS
 
-from looped_lm.commands.plan import PlanCLI, processes
-from looped_lm.component import import_class
-from looped_lm.config_files import resolve_arguments
-from looped_lm.memory import estimate
-from looped_lm.schedules import accumulation
+from looped_lm.common.errors import UserError
+from looped_lm.configuration.config_files import resolve_arguments
+from looped_lm.configuration.parser import PlanCLI, processes
+from looped_lm.loop.component import import_class
 from looped_lm.sweeps.runs import Run
+from looped_lm.training.memory import estimate
+from looped_lm.training.schedules import accumulation
 
 _NOT_MEMORY = ("horizon", "transfer", "schedule", "batch_tokens", "val_every_steps", "compile_layers")
 
@@ -81,7 +82,7 @@ class Planner:
         """The numbers of one run.
 
         Raises:
-            ValueError: `fit` would refuse it; says which run and why.
+            UserError: `fit` would refuse it; says which run and why.
         """
         cli = _parsed(run)
         self.class_paths |= set(_class_paths(cli.config.as_dict()))
@@ -91,7 +92,7 @@ class Planner:
         try:
             accumulation(model.batch_tokens, rows if self.memory is None else 1, model.seq_len, devices)
         except ValueError as error:
-            raise ValueError(f"Run {run.id} is refused: {error}") from error
+            raise UserError(f"Run {run.id} is refused: {error}") from error
         if self.memory is not None:
             rows, needed = self._fit(model, devices)
         net, plan = model.model, model.plan
@@ -155,9 +156,9 @@ def _parsed(run: Run) -> PlanCLI:
             return PlanCLI()
     except SystemExit:
         reason = told.getvalue().strip().removeprefix("error: ")
-        raise ValueError(f"Run {run.id} is refused: {reason}") from None
+        raise UserError(f"Run {run.id} is refused: {reason}") from None
     except ValueError as error:
-        raise ValueError(f"Run {run.id} is refused: {error}") from error
+        raise UserError(f"Run {run.id} is refused: {error}") from error
 
 
 def _class_paths(config: Any) -> Iterator[str]:
@@ -175,16 +176,16 @@ def peak_flops(device: str, precision: str) -> float:
     """Peak FLOPs/s of a device for a Trainer's precision, from Lightning's table.
 
     Raises:
-        ValueError: the table does not have the device, or not for this precision.
+        UserError: the table does not have the device, or not for this precision.
     """
     if device not in _CUDA_FLOPS:
         close = difflib.get_close_matches(device, _CUDA_FLOPS, n=1, cutoff=0.3)
         guess = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(
+        raise UserError(
             f"Device {device!r} is not in Lightning's table.{guess} It has: {', '.join(sorted(_CUDA_FLOPS))}. "
             "Or give --peak-flops."
         )
     dtype = torch.bfloat16 if "bf16" in precision else torch.float16 if "16" in precision else torch.float32
     if dtype not in _CUDA_FLOPS[device]:
-        raise ValueError(f"Lightning's table has no {dtype} for {device}; give --peak-flops.")
+        raise UserError(f"Lightning's table has no {dtype} for {device}; give --peak-flops.")
     return float(_CUDA_FLOPS[device][dtype])

@@ -12,8 +12,8 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from looped_lm.component import import_class
-from looped_lm.config_files import BASE
+from looped_lm.configuration.config_files import BASE
+from looped_lm.loop.component import import_class
 from looped_lm.sweeps.files import CONFIG, read_yaml, text
 
 IDENTITY = (
@@ -128,7 +128,7 @@ def _identifies(key: str) -> bool:
 
 def canonical(value: Any) -> Any:
     """A class by one name, that of the package which offers it: `LinearInjection`, `looped_lm.LinearInjection` and
-    `looped_lm.injection.LinearInjection` are one. Whatever names no class is left as it is.
+    `looped_lm.loop.injection.LinearInjection` are one. Whatever names no class is left as it is.
     """
     if not isinstance(value, str) or not _CLASS.fullmatch(value):
         return value

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from looped_lm.common.errors import UserError
 from looped_lm.sweeps.files import read_yaml, refuse_unknown
 from looped_lm.sweeps.place import Place
 from looped_lm.sweeps.runs import Run
@@ -44,7 +45,7 @@ def settings(sweep: Mapping[str, Any], profile: Path | None, where: Path) -> dic
     """Settings of a sweep file with those of a profile file on top.
 
     Raises:
-        ValueError: an unknown setting, or a time that is none.
+        UserError: an unknown setting, or a time that is none.
     """
     refuse_unknown(sweep, SETTINGS, f"{where}, slurm")
     merged = dict(sweep)
@@ -61,11 +62,11 @@ def minutes(time: Any) -> int:
     """A time limit in minutes, rounded up.
 
     Raises:
-        ValueError: it is neither minutes nor [D-]HH:MM:SS.
+        UserError: it is neither minutes nor [D-]HH:MM:SS.
     """
     found = re.fullmatch(r"0*([1-9]\d*)|(?:(\d+)-)?(\d+):(\d\d):(\d\d)", str(time))
     if found is None:
-        raise ValueError(f"time {time!r} is neither a number of minutes nor [D-]HH:MM:SS (in quotes).")
+        raise UserError(f"time {time!r} is neither a number of minutes nor [D-]HH:MM:SS (in quotes).")
     whole, *clock = found.groups()
     if whole:
         return int(whole)
@@ -88,18 +89,18 @@ def executor(folder: Path, name: str, chosen: Mapping[str, Any]) -> Any:
     """A submitit executor.
 
     Raises:
-        ValueError: submitit or SLURM is not there, or it refuses a setting.
+        UserError: submitit or SLURM is not there, or it refuses a setting.
     """
     try:
         import submitit
     except ImportError as error:
-        raise ValueError(
+        raise UserError(
             f"--launcher slurm needs submitit ({error}): pip install 'looped-lm[slurm]'."
         ) from error
     try:
         made = submitit.SlurmExecutor(folder)
     except RuntimeError as error:
-        raise ValueError(f"{error} --launcher local runs on this machine.") from error
+        raise UserError(f"{error} --launcher local runs on this machine.") from error
     parameters = {SETTINGS[key]: value for key, value in chosen.items() if key in SETTINGS}
     options = {"requeue": True, **parameters.pop("additional_parameters", {})}
     # One process per GPU: Lightning takes its ranks from the tasks that SLURM starts.

@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from io import StringIO
 from typing import Any
 
+from looped_lm.common.text import aligned, duration
 from looped_lm.sweeps.files import CONFIG
-from looped_lm.sweeps.local import duration
 from looped_lm.sweeps.place import Status
 from looped_lm.sweeps.planning import PlannedRun
 from looped_lm.sweeps.runs import Run
-from looped_lm.text_table import aligned
 
 GIB = 2**30
 

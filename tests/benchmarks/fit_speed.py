@@ -18,12 +18,12 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402
 from scipy.optimize import minimize as scipy_minimize  # noqa: E402
 
-from fitting.fits import fit  # noqa: E402
-from fitting.laws import JointLaw  # noqa: E402
-from fitting.objective import huber, psi  # noqa: E402
+from fitting.estimation.fits import fit  # noqa: E402
+from fitting.estimation.objective import huber, psi  # noqa: E402
+from fitting.estimation.resampling import refit_fully, resample  # noqa: E402
+from fitting.estimation.solver import Problem, multi_start, uniform_starts  # noqa: E402
+from fitting.laws.laws import JointLaw  # noqa: E402
 from fitting.published import load_grid  # noqa: E402
-from fitting.resampling import refit_fully, resample  # noqa: E402
-from fitting.solver import Problem, multi_start, uniform_starts  # noqa: E402
 
 
 def main(starts: int = 500) -> None:

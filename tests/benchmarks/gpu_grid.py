@@ -20,8 +20,8 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from fitting.document import recommended  # noqa: E402
 from fitting.records import RECORD_SUFFIX, RunRecord  # noqa: E402
+from fitting.report.document import recommended  # noqa: E402
 from looped_lm.sweeps import files  # noqa: E402
 
 HERE = Path(__file__).parent

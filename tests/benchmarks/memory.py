@@ -21,9 +21,9 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from looped_lm.loss import softcapped_cross_entropy  # noqa: E402
+from looped_lm.model.loss import softcapped_cross_entropy  # noqa: E402
 from tests.benchmarks.steps import Sizes, Subject, clock, ratio  # noqa: E402
-from tests.saved_tensors import held_bytes  # noqa: E402
+from tests.support.saved_tensors import held_bytes  # noqa: E402
 
 CPU = torch.device("cpu")
 SIZES = Sizes(size=8, head_dim=128, seq_len=512, vocab=4096, rows=4, step_tokens=8192)

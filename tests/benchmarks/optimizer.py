@@ -20,13 +20,13 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from looped_lm.orthogonalisation import (  # noqa: E402
+from looped_lm.training.orthogonalisation import (  # noqa: E402
     POLAR_EXPRESS,
     orthogonalisation_dtype,
     orthogonalisation_flops,
     orthogonalise,
 )
-from looped_lm.sharding import stacks_of  # noqa: E402
+from looped_lm.training.sharding import stacks_of  # noqa: E402
 from tests.benchmarks.steps import Sizes, Subject, clock  # noqa: E402
 
 

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
-
-from test_data_packing import plain_pack  # noqa: E402
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from datamodules.packing import pack  # noqa: E402
+from tests.datamodules.test_packing import plain_pack  # noqa: E402
 
 
 def main(documents: int) -> None:

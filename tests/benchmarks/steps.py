@@ -16,8 +16,8 @@ import yaml
 from torch import Tensor, nn
 
 from looped_lm import LoopedTransformer, MuonH
-from looped_lm.accounting import flops_per_token, parameter_roles
-from looped_lm.compilation import compile_in_place
+from looped_lm.model.accounting import flops_per_token, parameter_roles
+from looped_lm.model.compilation import compile_in_place
 
 
 def model_of(config: str, **overrides: Any) -> LoopedTransformer:

@@ -37,8 +37,8 @@ from callbacks import (  # noqa: E402
     UpdateNorms,
 )
 from looped_lm import LoopedLM  # noqa: E402
-from looped_lm.cli import LoopedCLI  # noqa: E402
-from looped_lm.config_files import resolve_arguments  # noqa: E402
+from looped_lm.configuration.config_files import resolve_arguments  # noqa: E402
+from looped_lm.configuration.parser import LoopedCLI  # noqa: E402
 
 TELEMETRY = (GradientNorm, UpdateNorms, LoopStats, GradientShare, LearningRates, FlopsMonitor, LossCurves)
 INSIDE = ("_observe", "_watch", "_add")

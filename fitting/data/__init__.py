@@ -1,0 +1,1 @@
+"""Runs as a table: loading records and CSV files, and the splits of their parameters."""

@@ -1,0 +1,182 @@
+"""Runs out of a CSV file: which columns it needs, and what stands in for those it does not have."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fitting.data.runs import COUNT_TOLERANCE
+from fitting.records import FLOPS_CONVENTIONS, RecordError
+
+BUDGET_TOLERANCE = 0.05
+"""How far tokens·flops_per_token may lie from the nominal budget of a run."""
+_REQUIRED = ("r", "flops_budget", "flops_per_token", "tokens", "val_loss")
+_OPTIONAL = (
+    "size",
+    "s",
+    "d_model",
+    "n_once",
+    "n_rec",
+    "n_injection",
+    "injection",
+    "bptt",
+    "seed",
+    "flops_convention",
+)
+
+
+def read_csv(path: Path, with_loss: bool) -> list[dict[str, Any]]:
+    """One row for each line, by the names of `load_runs`, which says what the columns are.
+
+    Raises `RecordError` naming line and column for anything missing or impossible.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            header = [(name or "").strip() for name in reader.fieldnames or []]
+            reader.fieldnames = header
+            lines = [(reader.line_num, line) for line in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise RecordError(str(path), None, f"cannot be read as CSV ({error})", "Check the file") from None
+    missing = [name for name in _REQUIRED if name not in header and (with_loss or name != "val_loss")]
+    if not {"size", "s", "d_model"} & set(header):
+        missing.append("d_model")
+    if missing:
+        raise RecordError(
+            str(path),
+            missing[0],
+            "is missing",
+            f"A table of runs needs the columns: {', '.join(_REQUIRED)}, d_model",
+        )
+    doubled = [name for name in header if header.count(name) > 1]
+    if doubled:
+        raise RecordError(str(path), doubled[0], "names two columns", "Rename or remove one of them")
+    return [_row_of_csv(f"{path}:{number}", _complete(f"{path}:{number}", line)) for number, line in lines]
+
+
+def _complete(source: str, line: Mapping[Any, Any]) -> dict[str, str]:
+    """The cells of one row, as many as the header has columns. Raises `RecordError`."""
+    if None in line:
+        raise RecordError(
+            source, None, f"has {len(line[None])} cells more than the header", "Quote cells that hold a comma"
+        )
+    for name, text in line.items():
+        if text is None:
+            raise RecordError(source, name, "is missing: the row is cut short", "Complete or remove the row")
+    return {name: text.strip() for name, text in line.items()}
+
+
+def _row_of_csv(source: str, line: Mapping[str, str]) -> dict[str, Any]:
+    """One row; whether a column is optional is decided by the header, never by an empty cell."""
+
+    def filled(name: str) -> str:
+        if not line[name]:
+            raise RecordError(
+                source, name, "is empty", "Fill it in, or leave the row or the whole column out"
+            )
+        return line[name]
+
+    def number(name: str, default: float | None = None) -> float:
+        if name not in line and default is not None:
+            return default
+        text = filled(name)
+        try:
+            value = float(text)
+        except ValueError:
+            raise RecordError(
+                source, name, f"is {text!r}, not a number", "Correct it or leave the row out"
+            ) from None
+        if not math.isfinite(value) or value < 0 or (value == 0 and name not in ("seed", "n_injection")):
+            raise RecordError(
+                source, name, f"is {text}, but must be finite and positive", "Correct it or leave the row out"
+            )
+        return value
+
+    r = number("r")
+    if r != int(r):
+        raise RecordError(source, "r", f"is {r}, not a whole number of recurrences", "Correct it")
+    if "d_model" in line:
+        d = number("d_model")
+    else:
+        d = 64 * number("size" if "size" in line else "s")
+    # r=1 runs the block once: it has no injection and nothing to truncate, whatever the cells say.
+    injection = "none" if r == 1 else filled("injection") if "injection" in line else "linear"
+    bptt = "full" if r == 1 else filled("bptt") if "bptt" in line else "full"
+    counts = _counts(source, line, number, r, d, injection)
+    convention = filled("flops_convention") if "flops_convention" in line else "paper"
+    if convention not in FLOPS_CONVENTIONS:
+        raise RecordError(
+            source, "flops_convention", f"is {convention!r}", f"Use one of: {', '.join(FLOPS_CONVENTIONS)}"
+        )
+    budget = number("flops_budget") if line["flops_budget"] else math.nan
+    flops_per_token, tokens = number("flops_per_token"), number("tokens")
+    spent = flops_per_token * tokens
+    if abs(spent / budget - 1) > BUDGET_TOLERANCE:
+        raise RecordError(
+            source,
+            "flops_budget",
+            f"is {budget:g}, but tokens·flops_per_token is {spent:.4g}, {spent / budget:.3g} times as much",
+            "Correct one of the three, or leave flops_budget empty",
+        )
+    return counts | {
+        "source": source,
+        "r": r,
+        "d_model": d,
+        "flops_per_token": flops_per_token,
+        "tokens": tokens,
+        "val_loss": number("val_loss", math.nan),
+        "flops_budget": budget,
+        "injection": injection,
+        "bptt": bptt,
+        "seed": number("seed", 0),
+        "flops_convention": convention,
+        "extra": {k: v for k, v in line.items() if k and k not in _REQUIRED and k not in _OPTIONAL},
+    }
+
+
+def _counts(
+    source: str,
+    line: Mapping[str, str],
+    number: Callable[..., float],
+    r: float,
+    d: float,
+    injection: str,
+) -> dict[str, float]:
+    """Parameter counts of a row: as given, else of the 20-layer layouts, r=1 split as 2-16-2.
+
+    Layer numbers are those of the layout where the counts agree with it, else unknown (NaN).
+    """
+    if 16 % r:
+        layers = math.nan
+        if not ("n_once" in line and "n_rec" in line):
+            raise RecordError(
+                source,
+                "r",
+                f"is {r:g}, which does not divide 16, so the layout is unknown",
+                "Give n_once and n_rec",
+            )
+    else:
+        layers = 16 / r
+    known = {"none": 0.0, "linear": 2 * d * d, "additive": 0.0, "passthrough": 0.0, "hyperconnections": r * 8}
+    if "n_injection" not in line and injection not in known:
+        raise RecordError(
+            source, "injection", f"is {injection!r}, whose parameters are unknown here",
+            f"Give the column n_injection, or use one of: {', '.join(known)}",
+        )  # fmt: skip
+    n_injection = number("n_injection", known.get(injection, math.inf) if r > 1 else 0.0)
+    layer = 12 * d * d + 2 * d
+    n_once = number("n_once", 4 * layer + 3 * d)
+    n_rec = number("n_rec", layers * layer + n_injection)
+    of_layout = (4 + layers) * layer + 3 * d + n_injection
+    known_layout = abs((n_once + n_rec) / of_layout - 1) < COUNT_TOLERANCE
+    return {
+        "prelude_layers": 2 if known_layout else math.nan,
+        "recurrent_layers": layers if known_layout else math.nan,
+        "coda_layers": 2 if known_layout else math.nan,
+        "n_once": n_once,
+        "n_rec": n_rec,
+        "n_injection": n_injection,
+    }

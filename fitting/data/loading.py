@@ -1,0 +1,181 @@
+"""Run records and CSV files in, one checked table out.
+
+Records are `*.run.json` files (or any JSON file named outright). Several records of one run (same folder,
+run name, seed and settings, at successive steps, as a training run leaves one beside each checkpoint) count
+once: the completed one with the most steps; so do copies of a record. Every record left out is listed with its rule.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fitting.data.csv import read_csv
+from fitting.data.runs import Exclusion, Runs
+from fitting.records import RECORD_SUFFIX, RecordError, RunRecord, architecture
+
+_COLUMNS = (
+    "source", "r", "d_model", "prelude_layers", "recurrent_layers", "coda_layers", "n_once", "n_rec",
+    "n_injection", "flops_per_token", "tokens", "val_loss", "flops_budget", "injection", "bptt", "seed",
+)  # fmt: skip
+_TEXT = {"source", "injection", "bptt"}
+
+
+def load_runs(*paths: str | os.PathLike[str], with_loss: bool = True) -> Runs:
+    """Read run records (files, or folders searched to any depth) and CSV files into one table.
+
+    A CSV needs the columns r, size (or s, d = 64·size) or d_model, flops_budget (may be empty),
+    flops_per_token, tokens, val_loss; n_once, n_rec, n_injection, injection, bptt, seed, flops_convention
+    are optional columns (defaults: the paper's 20-layer layouts with linear injection and full gradients,
+    convention paper). A column that is there must be filled in every row.
+
+    `with_loss=False` also takes designs that were not trained yet: CSV files without val_loss (NaN then).
+
+    Raises `RecordError` naming file and field for anything missing, impossible, doubled or of mixed
+    conventions.
+    """
+    rows: list[dict[str, Any]] = []
+    excluded: list[Exclusion] = []
+    records: list[tuple[Path, RunRecord]] = []
+    for path in _expand(paths):
+        if path.suffix.lower() == ".csv":
+            rows += read_csv(path, with_loss)
+        else:
+            records.append((path, RunRecord.load(path)))
+    for path, record in _distinct(_latest(records, excluded), excluded):
+        rows.append(_row_of_record(path, record))
+    return table(rows, excluded)
+
+
+def table(rows: list[dict[str, Any]], excluded: Iterable[Exclusion] = ()) -> Runs:
+    """Rows (one dict per run, as the readers here make them) into a checked table. Raises `RecordError`."""
+    if not rows:
+        left_out = "; ".join(f"{gone.source}: {gone.rule}" for gone in excluded)
+        raise RecordError(
+            "runs", None, "no finished run was found", left_out or "Name files or folders that hold some"
+        )
+    conventions = {row["flops_convention"]: row["source"] for row in reversed(rows)}
+    if len(conventions) > 1:
+        named = ", ".join(f"{name} in {source}" for name, source in sorted(conventions.items()))
+        raise RecordError(
+            next(iter(conventions.values())),
+            "flops_convention",
+            f"differs between runs ({named})",
+            "Fit runs of one convention only",
+        )
+    _refuse_duplicates(rows)
+    names = dict.fromkeys(name for row in rows for name in row["extra"])
+    return Runs(
+        **{
+            name: np.array([row[name] for row in rows], dtype=object if name in _TEXT else float)
+            for name in _COLUMNS
+        },
+        flops_convention=next(iter(conventions)),
+        excluded=tuple(excluded),
+        extra={name: np.array([row["extra"].get(name, "") for row in rows], dtype=object) for name in names},
+    )
+
+
+def _expand(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
+    found: list[Path] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            inside = sorted(p for p in path.rglob(f"*{RECORD_SUFFIX}") if not p.name.startswith("."))
+            if not inside:
+                raise RecordError(
+                    str(path),
+                    None,
+                    f"holds no run record (*{RECORD_SUFFIX})",
+                    "Train first, or name a CSV file",
+                )
+            found += inside
+        elif path.exists():
+            found.append(path)
+        else:
+            raise RecordError(str(path), None, "does not exist", "Check the path")
+    seen: dict[Path, Path] = {}
+    for path in found:
+        seen.setdefault(path.resolve(), path)
+    return list(seen.values())
+
+
+# ---------------------------------------------------------------------------------------------- records
+
+
+def _distinct(
+    records: list[tuple[Path, RunRecord]], excluded: list[Exclusion]
+) -> list[tuple[Path, RunRecord]]:
+    """Each record once: a sweep collects copies of those that lie beside the checkpoints."""
+    first: dict[str, Path] = {}
+    kept = []
+    for path, record in records:
+        known = first.setdefault(record.to_json(), path)
+        if known == path:
+            kept.append((path, record))
+        else:
+            excluded.append(Exclusion(str(path), f"the same record as {known}"))
+    return kept
+
+
+def _latest(records: list[tuple[Path, RunRecord]], excluded: list[Exclusion]) -> list[tuple[Path, RunRecord]]:
+    runs: dict[tuple, list[tuple[Path, RunRecord]]] = {}
+    for path, record in records:
+        key = (path.parent.resolve(), record.run_name, record.seed, record.d_model, record.num_recurrences)
+        runs.setdefault((*key, record.steps_planned, record.batch_tokens), []).append((path, record))
+    kept = []
+    for members in runs.values():
+        finished = [(path, record) for path, record in members if record.finished]
+        for path, record in members:
+            if not record.finished:
+                excluded.append(
+                    Exclusion(
+                        str(path), f"status={record.status} ({record.stop_reason or 'no reason given'})"
+                    )
+                )
+        if finished:
+            last = max(record.steps for _, record in finished)
+            for path, record in finished:
+                if record.steps == last:
+                    kept.append((path, record))
+                else:
+                    excluded.append(
+                        Exclusion(str(path), f"step {record.steps} of a run that has a record at step {last}")
+                    )
+    return kept
+
+
+def _row_of_record(path: Path, record: RunRecord) -> dict[str, Any]:
+    row = {name: getattr(record, name) for name in _COLUMNS if hasattr(record, name)}
+    injection, bptt = architecture(record.components, record.num_recurrences)
+    return row | {
+        "source": str(path),
+        "r": record.num_recurrences,
+        "n_injection": record.parameters.get("injection", 0) + record.parameters.get("lanes", 0),
+        "flops_budget": math.nan if record.flops_budget is None else record.flops_budget,
+        "injection": injection,
+        "bptt": bptt,
+        "flops_convention": record.flops_convention,
+        "extra": {"run_name": record.run_name, "vocab_size": record.vocab_size, "seq_len": record.seq_len},
+    }
+
+
+def _refuse_duplicates(rows: list[dict[str, Any]]) -> None:
+    seen: dict[tuple, str] = {}
+    for row in rows:
+        key = tuple(
+            row[name] for name in ("r", "d_model", "n_once", "n_rec", "tokens", "injection", "bptt", "seed")
+        )
+        if key in seen:
+            raise RecordError(
+                row["source"],
+                None,
+                f"is the same run as {seen[key]} (r={row['r']:g}, d_model={row['d_model']:g}, "
+                f"tokens={row['tokens']:g}, seed={row['seed']:g})",
+                "Give one of them only, or their own seeds if they are repeats",
+            )
+        seen[key] = row["source"]

@@ -1,0 +1,350 @@
+"""One fit from runs to a result that says how far it can be trusted (F31, F32, F35)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from scipy.optimize import minimize as scipy_minimize
+
+from fitting.data.runs import Runs
+from fitting.errors import FitError
+from fitting.estimation.objective import huber, psi
+from fitting.estimation.results import FitResult, SolverCheck, Status
+from fitting.estimation.solver import Problem, multi_start, uniform_starts
+from fitting.laws.laws import ChinchillaLaw, Inputs, JointLaw, Law
+
+DEFAULT_STARTS = 500
+WORST_CONDITION = 1e8
+FEWEST_AGREEING = 5
+GRADIENT_TOLERANCE = 1e-4
+FARTHEST_EXPONENT = 1e-3
+"""Solvers whose exponents lie further apart than this do not confirm each other."""
+# The check solver sees the objective times this: its tolerances are absolute in part (F31).
+_CHECK_SCALE = 1e6
+_CHECK_SOLVER = "scipy TNC"
+
+
+def fit(
+    runs: Runs,
+    law: Law | None = None,
+    *,
+    starts: int = DEFAULT_STARTS,
+    seed: int = 0,
+    workers: int | None = None,
+) -> FitResult:
+    """Fit `law` (the joint law with phi free by default) to the runs: least sum of Huber losses of log L over many
+    starts, as in arXiv 2604.21106.
+
+    The result is the same for any number of `workers` (threads). Raises `FitError` when the runs cannot
+    identify the law: too few, one budget only, a single r, several architectures mixed at one r.
+    """
+    law = law if law is not None else JointLaw()
+    refuse_mixed(runs)
+    x = law.inputs(runs)
+    return fit_inputs(law.bound_to(x), x, runs, starts=starts, seed=seed, workers=workers)
+
+
+def fit_inputs(
+    law: Law,
+    x: Inputs,
+    runs: Runs,
+    *,
+    starts: int = DEFAULT_STARTS,
+    seed: int = 0,
+    workers: int | None = None,
+) -> FitResult:
+    """Fit a bound law to inputs that are made already (a paired study brings its own). Raises `FitError`."""
+    if starts < 1:
+        raise FitError(
+            f"{starts} starts are no search. Give at least 1; below {FEWEST_AGREEING} a fit is doubtful"
+        )
+    check_form(law)
+    refuse_unidentified(law, runs)
+    check_shapes(law, x)
+    observed = np.log(runs.val_loss)
+    bounds = np.asarray(law.bounds, dtype=float)
+    problem = Problem(law, x, observed, np.ones(len(runs)), bounds[:, 0], bounds[:, 1])
+    points = uniform_starts(law, starts, np.random.default_rng(seed))
+    search = multi_start(problem, law.improve_starts(points, x, observed), workers=workers)
+    theta, objective = search.best.theta[0], float(search.best.objective[0])
+    if not np.isfinite(objective):
+        raise FitError(
+            f"The law {law.name} is not finite at any of {starts} starts. Check its bounds and gradient"
+        )
+    log_predicted, jacobian = (part[0] for part in law.log_loss_and_gradient(theta[None], x))
+    residuals = runs.val_loss - np.exp(log_predicted)
+    condition, correlations = conditioning(jacobian)
+    check = second_solver(problem, theta, objective, seed)
+    spread = float(((runs.val_loss - runs.val_loss.mean()) ** 2).sum())
+    result = FitResult(
+        law=law,
+        parameters=dict(zip(law.param_names, map(float, law.to_reported(theta)), strict=True)),
+        theta=theta,
+        objective=objective,
+        r_squared=1 - float((residuals**2).sum()) / spread,
+        rmse=float(np.sqrt((residuals**2).mean())),
+        runs=len(runs),
+        starts=starts,
+        dropped=int(search.dropped[0]),
+        agreeing=int(search.agreeing[0]),
+        gradient_norm=float(np.abs(search.best.gradient[0]).max()),
+        condition=condition,
+        correlations=correlations,
+        at_bound=at_bounds(law, theta),
+        problems=(),
+        check=check,
+        seed=seed,
+        residuals=residuals,
+        log_residuals=observed - log_predicted,
+        excluded=runs.excluded,
+    )
+    problems = _problems(result, float(search.best.predicted[0]))
+    wrong = gradient_error(law, theta, x)
+    return replace(result, problems=(*problems, *([(Status.WRONG_GRADIENT, wrong)] if wrong else [])))
+
+
+def fit_architectures(
+    runs: Runs, *, starts: int = DEFAULT_STARTS, seed: int = 0, workers: int | None = None
+) -> dict[float, FitResult]:
+    """A Chinchilla fit for every r, as in the paper's table. Raises `FitError` as `fit` does."""
+    return {
+        float(r): fit(runs.take(runs.r == r), ChinchillaLaw(), starts=starts, seed=seed, workers=workers)
+        for r in runs.recurrences
+    }
+
+
+def refuse_unidentified(law: Law, runs: Runs) -> None:
+    """Raise `FitError`, saying what cannot be identified, before any number is computed."""
+    count = len(law.param_names)
+    if len(runs) <= count:
+        raise FitError(
+            f"{len(runs)} runs cannot identify the {count} parameters of {law.name} "
+            f"({', '.join(law.param_names)}). "
+            f"Give at least {count + 1} runs, or a law with fewer parameters"
+        )
+    if np.ptp(runs.val_loss) == 0:
+        raise FitError(
+            f"All {len(runs)} runs have the val_loss {runs.val_loss[0]:g}: there is nothing to explain. Check "
+            "the column val_loss"
+        )
+    if len(np.unique(runs.budget)) < 2:
+        raise FitError(
+            f"All {len(runs)} runs have one budget ({runs.budget[0]:.3g} FLOPs): size and tokens trade "
+            "off along one "
+            f"line, so alpha, beta and E are not identified. Add runs of another budget"
+        )
+    if law.needs_several_r and len(runs.recurrences) < 2:
+        raise FitError(
+            f"All {len(runs)} runs have r={runs.recurrences[0]:g}: {law.param_names[-1]} is not "
+            "identified. "
+            f"Add runs with another r, or fit the Chinchilla law (--law chinchilla)"
+        )
+
+
+def refuse_mixed(runs: Runs) -> None:
+    """Raise `FitError` when one r holds runs of several architectures: one law cannot mean both."""
+    for r in runs.recurrences:
+        chosen = runs.r == r
+        labels = np.unique(runs.architecture[chosen].astype(str))
+        if len(labels) > 1:
+            injections = np.unique(runs.injection[chosen].astype(str))
+            name, values = "injection", injections
+            if len(injections) == 1:
+                name, values = "bptt", np.unique(runs.bptt[chosen].astype(str))
+            raise FitError(
+                f"The runs with r={r:g} are of several architectures ({'; '.join(labels)}), one law cannot mean "
+                f"both. Leave some out, as with --where '{name}!={values[-1]}' (!= keeps the runs of "
+                "r=1, which have neither injection nor truncation), or compare them as a case study"
+            )
+
+
+def check_form(law: Law) -> None:
+    """Raise `FitError` when a law's `param_names` or `bounds` are not what `Law` asks for."""
+    label = law.name or type(law).__name__
+    names = getattr(law, "param_names", None)
+    if not isinstance(names, tuple | list) or not names or not all(isinstance(n, str) for n in names):
+        raise FitError(
+            f"The law {label} has param_names {names!r}. Give the names of its parameters, e.g. ('E', 'B')"
+        )
+    try:
+        bounds = np.asarray(law.bounds, dtype=float)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise FitError(
+            f"The law {label} has no usable bounds ({error}). Give an array of shape ({len(names)}, 2)"
+        ) from None
+    if bounds.shape != (len(names), 2):
+        raise FitError(
+            f"The law {label} has bounds of shape {bounds.shape}, expected ({len(names)}, 2): a low and a high "
+            "end for each of its parameters"
+        )
+    if not (np.isfinite(bounds).all() and (bounds[:, 0] <= bounds[:, 1]).all()):
+        raise FitError(f"The law {label} has bounds {bounds.tolist()}. Give finite ends, the low one first")
+
+
+def check_shapes(law: Law, x: Inputs) -> None:
+    """Raise `FitError` when a law's predictions or gradients do not have the shapes that `Law` asks for."""
+    low, high = np.asarray(law.bounds, dtype=float).T
+    theta = low + np.array([[0.25], [0.5]]) * (high - low)
+    count, runs = theta.shape[1], len(x)
+    for name, expected in (("predict", (2, runs)), ("gradient", (2, count, runs))):
+        where = f"The method {name} of the law {law.name or type(law).__name__}"
+        given = f"for theta of shape {theta.shape} and {runs} runs"
+        try:
+            with np.errstate(all="ignore"):
+                shape = np.shape(getattr(law, name)(theta, x))
+        except FitError:
+            raise
+        except Exception as error:
+            raise FitError(
+                f"{where} raised {type(error).__name__}: {error} {given}. It must return shape {expected}"
+            ) from error
+        if shape != expected:
+            raise FitError(f"{where} returned shape {shape} {given}, expected {expected}")
+
+
+def gradient_error(law: Law, theta: np.ndarray, x: Inputs) -> str | None:
+    """Where the law's gradient at `theta` (P,) differs from finite differences of its own prediction by more
+    than 1e-4.
+    """
+    low, high = np.asarray(law.bounds, dtype=float).T
+    step = np.diag(np.maximum(1e-6 * (high - low), 1e-12))
+    points = np.concatenate([np.maximum(theta - step, low), np.minimum(theta + step, high)])
+    with np.errstate(all="ignore"):
+        log_loss = law.log_loss_and_gradient(points, x)[0]
+        gradient = law.log_loss_and_gradient(theta[None], x)[1][0]
+    for i, name in enumerate(law.param_names):
+        moved = points[len(theta) + i, i] - points[i, i]
+        if moved <= 0:
+            continue
+        difference = (log_loss[len(theta) + i] - log_loss[i]) / moved
+        largest = max(np.abs(difference).max(), np.abs(gradient[i]).max())
+        off = float(np.abs(difference - gradient[i]).max())
+        # The last term is the rounding error of the differences themselves.
+        if not off <= GRADIENT_TOLERANCE * largest + 1e-14 / moved:
+            return (
+                f"the derivative by {name} is off by {off / largest:.1e} of its size against finite "
+                "differences of predict: correct the law's gradient"
+            )
+    return None
+
+
+def at_bounds(law: Law, theta: np.ndarray) -> tuple[str, ...]:
+    """The parameters whose coordinate in `theta` (P,) lies at an end of the law's box."""
+    low, high = np.asarray(law.bounds, dtype=float).T
+    near = (theta - low < 1e-6 * (high - low)) | (high - theta < 1e-6 * (high - low))
+    return tuple(name for name, flag in zip(law.param_names, near, strict=True) if flag)
+
+
+def conditioning(jacobian: np.ndarray) -> tuple[float, np.ndarray]:
+    """Condition number and correlations (P, P) of the Gauss-Newton matrix scaled to a unit diagonal.
+
+    `jacobian` (P, n) is of log L by the solver's coordinates. A parameter without effect gives an infinite
+    number.
+    """
+    matrix = jacobian @ jacobian.T
+    diagonal = np.diag(matrix)
+    if (diagonal <= 0).any():
+        return float("inf"), np.full_like(matrix, np.nan)
+    scale = 1 / np.sqrt(diagonal)
+    values, vectors = np.linalg.eigh(matrix * scale[:, None] * scale)
+    condition = float(values[-1] / values[0]) if values[0] > 0 else float("inf")
+    covariance = (vectors / np.maximum(values, 1e-300)) @ vectors.T
+    spread = np.sqrt(np.diag(covariance))
+    return condition, covariance / spread[:, None] / spread
+
+
+def second_solver(
+    problem: Problem, theta: np.ndarray, objective: float, seed: int, tries: int = 3
+) -> SolverCheck:
+    """scipy's truncated Newton (TNC) from points near `theta` (P,): does it end at the same place?
+
+    It shares no step rule with the batched solver and, unlike scipy's L-BFGS-B, calls no threaded linear
+    algebra, which on matrices this small only waits. It works in coordinates in which the Gauss-Newton
+    matrix is the identity; parameters at a bound are held there.
+    """
+    law, x = problem.law, problem.x
+    width = problem.upper - problem.lower
+    free = (theta - problem.lower > 1e-6 * width) & (problem.upper - theta > 1e-6 * width)
+    jacobian = law.log_loss_and_gradient(theta[None], x)[1][0][free]
+    matrix = jacobian @ jacobian.T
+    matrix[np.diag_indices_from(matrix)] *= 1 + 1e-10
+    try:
+        back = np.linalg.inv(np.linalg.cholesky(matrix)).T
+    except np.linalg.LinAlgError:
+        back = np.diag(width[free])
+
+    def point(z: np.ndarray) -> np.ndarray:
+        moved = theta.copy()
+        moved[free] += back @ z
+        return np.clip(moved, problem.lower, problem.upper)
+
+    def scaled(z: np.ndarray) -> tuple[float, np.ndarray]:
+        log_loss, slope = law.log_loss_and_gradient(point(z)[None], x)
+        residual = log_loss[0] - problem.log_loss
+        value = float((problem.weights * huber(residual, problem.delta)).sum())
+        gradient = slope[0] @ (problem.weights * psi(residual, problem.delta))
+        return _CHECK_SCALE * value, _CHECK_SCALE * (back.T @ gradient[free])
+
+    exponents = np.array([name not in law.log_parameters for name in law.param_names]) & free
+    rng = np.random.default_rng(seed + 1)
+    best = SolverCheck(_CHECK_SOLVER, float("inf"), 0.0)
+    start = None
+    for _ in range(tries):
+        if start is None:
+            start = np.linalg.solve(back, 0.01 * (width * rng.standard_normal(len(theta)))[free])
+        options = {"maxfun": 3000, "ftol": 1e-15, "gtol": 1e-9, "xtol": 0}
+        with np.errstate(all="ignore"):
+            found = scipy_minimize(scaled, start, jac=True, method="TNC", options=options)
+        difference = np.abs(point(found.x) - theta)[exponents]
+        value = float(found.fun) / _CHECK_SCALE
+        if value < best.objective:
+            best = SolverCheck(_CHECK_SOLVER, value, float(difference.max(initial=0.0)))
+        close = value <= objective * (1 + 1e-6) + 1e-20
+        if close and best.largest_difference <= FARTHEST_EXPONENT:
+            break
+        # Where it stopped short of the bottom it goes on; from elsewhere it starts anew.
+        start = found.x if close else None
+    return best
+
+
+def _problems(result: FitResult, predicted: float) -> tuple[tuple[Status, str], ...]:
+    """Every reason to doubt a result; `predicted` is the decrease the solver still saw."""
+    found: list[tuple[Status, str]] = []
+    negligible = 1e-20 * result.runs
+    if predicted > 1e-8 * result.objective + negligible:
+        found.append((Status.NOT_CONVERGED, f"gradient norm {result.gradient_norm:.1e}, still decreasing"))
+    if result.at_bound:
+        found.append(
+            (Status.AT_BOUND, f"{', '.join(result.at_bound)} not identified: the best value is the box's")
+        )
+    if result.condition > WORST_CONDITION:
+        found.append(
+            (
+                Status.ILL_CONDITIONED,
+                f"condition number {result.condition:.1e} (limit {WORST_CONDITION:.0e}): a combination "
+                "of the "
+                "parameters is not identified by these runs",
+            )
+        )
+    if result.agreeing < FEWEST_AGREEING:
+        found.append(
+            (
+                Status.STARTS_DISAGREE,
+                f"{result.agreeing} of {result.starts} starts reached the best objective within 1e-6 (want "
+                f"{FEWEST_AGREEING}); raise the number of starts",
+            )
+        )
+    check = result.check
+    if check is not None and result.objective > negligible:
+        relative = check.objective / result.objective - 1
+        if relative < -1e-6 or relative > 1e-4 or check.largest_difference > FARTHEST_EXPONENT:
+            found.append(
+                (
+                    Status.SOLVERS_DISAGREE,
+                    f"{check.solver} ends at {check.objective:.6e} against {result.objective:.6e}, "
+                    "exponents up to "
+                    f"{check.largest_difference:.1e} apart",
+                )
+            )
+    return tuple(found)

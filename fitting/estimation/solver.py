@@ -1,0 +1,260 @@
+"""All starts of all fits as one batch: damped Gauss-Newton steps on the Huber objective, in numpy.
+
+Shapes: S problems (starts, resamples, simulated grids), n runs, P parameters.
+
+Each problem is minimised on its own; batching only shares the arithmetic. A step solves `(Jᵀ V J + damping)
+step = -Jᵀ psi` with V = 1 where a residual is inside ±delta (the true curvature there) and V = min(1,
+lambda)·delta/|residual| outside. With lambda = 1 that is the curvature of the quadratic that lies above the
+Huber function (iteratively reweighted least squares: safe); as steps succeed lambda falls and the step
+becomes the fast Newton-like one. Steps stay in the box: parameters at a bound whose gradient points
+outwards are held.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fitting.estimation.objective import DELTA, huber, psi
+from fitting.laws.laws import Inputs, Law
+
+CHUNK = 50
+"""Problems solved together: small enough for the cache, and fixed, so that workers cannot change a result."""
+MAX_ITERATIONS = 400
+# Stages of a multi-start: after so many iterations, keep this fraction of a group's starts, and at least so
+# many.
+STAGES = ((10, 0.4, 60), (10, 0.2, 40), (16, 0.08, 24), (40, 0.04, 12))
+_DAMPING = 0.01
+_FASTER, _SLOWER = 0.3, 4.0
+_CONVERGED = 1e-14
+"""A problem is done when the local model predicts a smaller relative decrease than this."""
+_TINY = 1e-300
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What is minimised, for S problems at once: sum of weights·Huber(log L_pred - log_loss).
+
+    `log_loss` and `weights` are (n,) when all problems share them, else (S, n); `lower` and `upper` (P,) or
+    (S, P).
+    """
+
+    law: Law
+    x: Inputs
+    log_loss: np.ndarray
+    weights: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+    delta: float = DELTA
+
+    def take(self, chosen: np.ndarray) -> Problem:
+        """The problems at `chosen`."""
+        names = ("log_loss", "weights", "lower", "upper")
+        many = {name: getattr(self, name)[chosen] for name in names if getattr(self, name).ndim == 2}
+        return replace(self, **many)
+
+
+@dataclass(frozen=True, eq=False)
+class Solutions:
+    """Where S problems ended: theta (S, P), objective (S,), gradient (S, P), decrease still predicted
+    (S,).
+    """
+
+    theta: np.ndarray
+    objective: np.ndarray
+    gradient: np.ndarray
+    predicted: np.ndarray
+    iterations: np.ndarray
+
+    def take(self, chosen: np.ndarray) -> Solutions:
+        """The solutions at `chosen`."""
+        return Solutions(*(getattr(self, name)[chosen] for name in self.__dataclass_fields__))
+
+
+def workers_available() -> int:
+    """How many threads to use when the caller does not say: the cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+def minimise(
+    problem: Problem, starts: np.ndarray, max_iterations: int = MAX_ITERATIONS, workers: int | None = None
+) -> Solutions:
+    """Minimise S problems from `starts` (S, P), each on its own. Any number of workers gives the same
+    bits.
+    """
+    slices = [np.arange(i, min(i + CHUNK, len(starts))) for i in range(0, len(starts), CHUNK)]
+
+    def solve(part: np.ndarray) -> Solutions:
+        return _minimise_chunk(problem.take(part), starts[part], max_iterations)
+
+    count = min(workers or workers_available(), len(slices))
+    if count > 1:
+        with ThreadPoolExecutor(count) as pool:
+            parts = list(pool.map(solve, slices))
+    else:
+        parts = [solve(part) for part in slices]
+    return Solutions(
+        *(np.concatenate([getattr(p, n) for p in parts]) for n in Solutions.__dataclass_fields__)
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class MultiStart:
+    """The best solution of each of G groups of starts, and how the other starts fared, (G,) each."""
+
+    best: Solutions
+    starts: np.ndarray
+    dropped: np.ndarray
+    agreeing: np.ndarray
+    """Starts that ended within 1e-6 relative of the best objective."""
+
+
+def multi_start(
+    problem: Problem,
+    starts: np.ndarray,
+    group: np.ndarray | None = None,
+    workers: int | None = None,
+    stages: Sequence[tuple[int, float, int]] = STAGES,
+) -> MultiStart:
+    """Minimise from `starts` (S, P) and keep the best of each group (S,) of starts; hopeless starts are
+    dropped early.
+
+    Groups are numbered 0..G-1. Dropping compares a start only with those of its own group.
+    """
+    group = np.zeros(len(starts), dtype=int) if group is None else group
+    count = int(group.max()) + 1
+    alive = np.arange(len(starts))
+    theta = starts
+    for iterations, fraction, least in stages:
+        if len(alive) <= least * count:
+            continue
+        found = minimise(problem.take(alive), theta, iterations, workers)
+        order = np.lexsort((found.objective, group[alive]))
+        ranked = group[alive][order]
+        place = np.arange(len(order)) - np.searchsorted(ranked, ranked)
+        keep = np.maximum(least, np.ceil(fraction * np.bincount(group, minlength=count))).astype(int)
+        kept = np.sort(order[place < keep[ranked]])
+        alive, theta = alive[kept], found.theta[kept]
+    found = minimise(problem.take(alive), theta, MAX_ITERATIONS, workers)
+    survivors = group[alive]
+    order = np.lexsort((found.objective, survivors))
+    best = order[np.searchsorted(survivors[order], np.arange(count))]
+    # Noise-free data ends at rounding error: below this, objectives count as equal.
+    floor = 1e-20 * problem.log_loss.shape[-1]
+    near = found.objective <= found.objective[best][survivors] * (1 + 1e-6) + floor
+    total = np.bincount(group, minlength=count)
+    return MultiStart(
+        best=found.take(best),
+        starts=total,
+        dropped=total - np.bincount(survivors, minlength=count),
+        agreeing=np.bincount(survivors[near], minlength=count),
+    )
+
+
+def uniform_starts(law: Law, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Starts drawn uniformly from the law's box, (count, P)."""
+    bounds = np.asarray(law.bounds, dtype=float)
+    return rng.uniform(bounds[:, 0], bounds[:, 1], (count, len(bounds)))
+
+
+# ---------------------------------------------------------------------------------------------- one chunk
+
+
+@dataclass(eq=False)
+class _State:
+    """Where S problems stand: position, residuals (S, n), Jacobian of log L (S, P, n), objective (S,)."""
+
+    theta: np.ndarray
+    residual: np.ndarray
+    jacobian: np.ndarray
+    objective: np.ndarray
+
+
+def _evaluate(problem: Problem, theta: np.ndarray) -> _State:
+    with np.errstate(all="ignore"):
+        log_loss, jacobian = problem.law.log_loss_and_gradient(theta, problem.x)
+        residual = log_loss - problem.log_loss
+        objective = (problem.weights * huber(residual, problem.delta)).sum(axis=1)
+    finite = np.isfinite(objective) & np.isfinite(jacobian).all(axis=(1, 2))
+    if not finite.all():
+        # A point where the law is not defined: infinitely bad, with nothing that could enter a linear solve.
+        objective = np.where(finite, objective, np.inf)
+        residual = np.where(finite[:, None], residual, 0.0)
+        jacobian = np.where(finite[:, None, None], jacobian, 0.0)
+    return _State(theta, residual, jacobian, objective)
+
+
+def _step(problem: Problem, state: _State, damping: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Step (S, P), projected gradient (S, P) and the decrease that the local model predicts (S,)."""
+    size = np.abs(state.residual)
+    outside = np.minimum(1.0, damping)[:, None] * (problem.delta / np.maximum(size, problem.delta))
+    curvature = problem.weights * np.where(size <= problem.delta, 1.0, outside)
+    gradient = (state.jacobian @ (problem.weights * psi(state.residual, problem.delta))[:, :, None])[:, :, 0]
+    matrix = (state.jacobian * curvature[:, None, :]) @ state.jacobian.transpose(0, 2, 1)
+    held = ((state.theta <= problem.lower) & (gradient > 0)) | (
+        (state.theta >= problem.upper) & (gradient < 0)
+    )
+    held |= np.broadcast_to(problem.lower == problem.upper, held.shape)
+    gradient = np.where(held, 0.0, gradient)
+    diagonal = np.einsum("spp->sp", matrix).copy()
+    diagonal += (_DAMPING * damping)[:, None] * diagonal + 1e-13 * diagonal.max(axis=1, keepdims=True) + _TINY
+    index = np.arange(gradient.shape[1])
+    matrix[:, index, index] = diagonal
+    free = ~held
+    matrix *= free[:, :, None] & free[:, None, :]
+    matrix[:, index, index] = np.where(held, 1.0, diagonal)
+    scale = 1 / np.sqrt(matrix[:, index, index])
+    scaled = matrix * scale[:, :, None] * scale[:, None, :]
+    step = -np.linalg.solve(scaled, (gradient * scale)[:, :, None])[:, :, 0] * scale
+    return step, gradient, -0.5 * (step * gradient).sum(axis=1)
+
+
+def _minimise_chunk(problem: Problem, starts: np.ndarray, max_iterations: int) -> Solutions:
+    state = _evaluate(problem, np.clip(starts, problem.lower, problem.upper))
+    size = len(starts)
+    final = Solutions(
+        theta=state.theta.copy(),
+        objective=state.objective.copy(),
+        gradient=np.zeros_like(starts),
+        predicted=np.full(size, np.inf),
+        iterations=np.full(size, max_iterations),
+    )
+    active = np.arange(size)
+    damping = np.ones(size)
+    for iteration in range(max_iterations + 1):
+        part = problem if len(active) == size else problem.take(active)
+        step, gradient, predicted = _step(part, state, damping)
+        # Converged; or at rounding error, where no step can be told to be better.
+        done = (predicted <= _CONVERGED * state.objective) & (damping <= 1.0)
+        done |= (predicted <= 4e-16 * state.objective) | (state.objective <= 1e-26 * state.residual.shape[1])
+        if iteration == max_iterations:
+            done[:] = True
+        if done.any():
+            ended = active[done]
+            final.theta[ended] = state.theta[done]
+            final.objective[ended] = state.objective[done]
+            final.gradient[ended] = gradient[done]
+            final.predicted[ended] = predicted[done]
+            final.iterations[ended] = iteration
+            left = ~done
+            if not left.any():
+                break
+            active, damping, step = active[left], damping[left], step[left]
+            state = _State(
+                state.theta[left], state.residual[left], state.jacobian[left], state.objective[left]
+            )
+            part = problem.take(active)
+        trial = _evaluate(part, np.clip(state.theta + step, part.lower, part.upper))
+        better = trial.objective < state.objective
+        damping = np.where(better, np.maximum(damping * _FASTER, 1e-9), damping * _SLOWER)
+        state = _State(
+            np.where(better[:, None], trial.theta, state.theta),
+            np.where(better[:, None], trial.residual, state.residual),
+            np.where(better[:, None, None], trial.jacobian, state.jacobian),
+            np.where(better, trial.objective, state.objective),
+        )
+    return final

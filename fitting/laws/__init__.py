@@ -1,0 +1,1 @@
+"""The laws that a fit may take."""

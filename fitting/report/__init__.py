@@ -1,0 +1,1 @@
+"""One way to say what a fit says: sections, figures and report folders."""

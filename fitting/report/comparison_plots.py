@@ -1,0 +1,104 @@
+"""The figures of a case study, drawn from comparison.json alone (F36)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+from fitting.report.comparison_sections import CHANNELS, mean_channels
+from fitting.report.document import recommended
+from fitting.report.plots import COLOURS, MARKERS, WIDTH, drawn, log_ticks, look
+
+Analysis = dict[str, Any]
+
+
+def figures(analysis: Analysis) -> dict[str, tuple[str, bytes]]:
+    """Every figure the analysis has content for: file name -> (caption, PNG)."""
+    return drawn(analysis, _FIGURES)
+
+
+def _delta_phi(analysis: Analysis) -> Figure:
+    figure, axis = plt.subplots(figsize=(WIDTH, 1.9))
+    axis.axvline(0, color="0.5", linewidth=0.8)
+    for i, e in enumerate(analysis["estimates"]):
+        best = recommended(e["intervals"])
+        if best:
+            axis.plot([best["low"], best["high"]], [i, i], color=COLOURS[i], linewidth=2)
+        axis.plot(e["delta_phi"], i, marker=MARKERS[i], color=COLOURS[i], markersize=6, linestyle="")
+    names = [e["method"] for e in analysis["estimates"]]
+    axis.set_yticks(range(len(names)), names)
+    axis.invert_yaxis()
+    axis.set(xlabel=f"delta phi (split {analysis['split']}, status {analysis['status']})")
+    return figure
+
+
+def _losses(analysis: Analysis) -> Figure:
+    budgets, points = analysis["budgets"], analysis["points"]
+    recurrences = sorted({p["r"] for p in points})
+    columns = min(3, len(budgets))
+    rows = -(-len(budgets) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(WIDTH, 2.3 * rows), squeeze=False)
+    for axis, budget in zip(axes.flat, budgets, strict=False):
+        for i, r in enumerate(recurrences):
+            for arm, style, face in (
+                ("shared", "-", None),
+                ("baseline", "-", None),
+                ("study", "--", "white"),
+            ):
+                chosen = [p for p in points if (p["r"], p["budget"], p["arm"]) == (r, budget, arm)]
+                chosen.sort(key=lambda p: p["n"])
+                if not chosen:
+                    continue
+                axis.plot(
+                    [p["n"] for p in chosen], [p["loss"] for p in chosen], style, linewidth=0.8,
+                    markerfacecolor=face or look(i)["color"], label=f"r = {r:g}, {arm}", **look(i),
+                )  # fmt: skip
+        axis.set(xscale="log", title=f"C = {budget:.3g} FLOPs", xlabel="unique parameters N")
+        log_ticks(axis.xaxis)
+    for axis in axes.flat[len(budgets) :]:
+        axis.set_visible(False)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("loss (nats/token)")
+    by_label = {
+        label: handle
+        for axis in axes.flat
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(list(by_label.values()), list(by_label), loc="outside lower center", ncols=4)
+    return figure
+
+
+def _channels(analysis: Analysis) -> Figure:
+    figure, axis = plt.subplots(figsize=(WIDTH, 2.5))
+    means = mean_channels(analysis)
+    width = 0.8 / len(CHANNELS)
+    for i, name in enumerate(CHANNELS):
+        at = [j + (i - (len(CHANNELS) - 1) / 2) * width for j in range(len(means))]
+        axis.bar(at, [row[name] for row in means.values()], width, color=COLOURS[i], label=name)
+    axis.axhline(0, color="0.5", linewidth=0.8)
+    axis.set_xticks(range(len(means)), [f"r = {r:g}" for r in means])
+    axis.set_ylabel("study - baseline (nats)")
+    axis.legend(ncols=len(CHANNELS))
+    return figure
+
+
+_FIGURES: dict[str, tuple[str, Callable[[Analysis], bool], Callable[[Analysis], Figure]]] = {
+    "delta_phi": (
+        "The three estimates of delta phi with their widened 95% intervals.",
+        lambda a: True,
+        _delta_phi,
+    ),
+    "losses": (
+        "Loss against unique parameters for every shared budget; the study is dashed, with open markers.",
+        lambda a: True,
+        _losses,
+    ),
+    "channels": (
+        "Where the differences of matched runs come from, means for every r.",
+        lambda a: len(a["channels"]) > 0,
+        _channels,
+    ),
+}

@@ -1,0 +1,1 @@
+"""What is made of fits: analyses, comparisons, allocation, designs and forecasts."""

@@ -1,0 +1,97 @@
+"""Baseline and study of a case study in one table, cut to what they share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fitting.data.runs import Exclusion, Runs, concatenate
+from fitting.data.splits import Split
+from fitting.errors import FitError
+from fitting.estimation.fits import refuse_mixed
+from fitting.estimation.resampling import no_bootstrap
+from fitting.laws.laws import Inputs
+
+SAME_LOSS = 1e-6
+"""Losses of one shared run further apart than this (nats) are a reason for a warning."""
+
+
+@dataclass(frozen=True, eq=False)
+class Arms:
+    """Both arms in one table: r=1 once, then baseline, then study; `sides` are the masks of the separate fits."""
+
+    runs: Runs
+    x: Inputs
+    sides: tuple[np.ndarray, np.ndarray]
+    cell: np.ndarray
+    cells: int
+    sizes: tuple[int, int, int]
+    dropped: tuple[Exclusion, ...]
+    warnings: tuple[str, ...]
+
+    def no_bootstrap(self, alone: int, together: int, resamples: int) -> str | None:
+        """Why no interval can be made for laws of so many parameters, fitted to one arm or to both."""
+        fewest = min(len(np.unique(self.cell[side])) for side in self.sides)
+        return no_bootstrap(fewest, alone, resamples) or no_bootstrap(self.cells, together, resamples)
+
+    @classmethod
+    def of(cls, baseline: Runs, study: Runs, split: Split) -> Arms:
+        """Both arms, cut to their shared budgets. Raises `FitError` when they cannot be compared."""
+        for name, arm in (("baseline", baseline), ("study", study)):
+            refuse_mixed(arm)
+            if not (arm.r > 1).any():
+                raise FitError(f"The {name} has no run with r>1, so it has no phi. Add some")
+        shared = np.intersect1d(baseline.budget, study.budget)
+        if len(shared) < 2:
+            raise FitError(
+                f"Baseline and study share {len(shared)} budgets; at least 2 are needed. Baseline: "
+                f"{_listed(baseline.budget)}; study: {_listed(study.budget)}"
+            )
+        both = concatenate(baseline, study)
+        side = np.repeat([0.0, 1.0], [len(baseline), len(study)])
+        inside = np.isin(both.budget, shared)
+        keys = list(zip(both.r, both.d_model, both.tokens.round(), both.seed, strict=True))
+        first = np.array([keys.index(key) == i for i, key in enumerate(keys)])
+        single = (both.r == 1) & inside & first
+        if not single.any():
+            raise FitError(
+                "Neither arm has runs with r=1 on the shared budgets: they tie the two phi to one scale"
+            )
+        chosen = single | ((both.r > 1) & inside)
+        dropped = [
+            Exclusion(str(both.source[i]), f"its budget {both.budget[i]:.3g} is not shared by both arms")
+            for i in np.flatnonzero(~inside)
+        ]
+        differing = []
+        for i in np.flatnonzero((both.r == 1) & inside & ~first):
+            twin = keys.index(keys[i])
+            differ = abs(both.val_loss[i] - both.val_loss[twin])
+            if differ > SAME_LOSS:
+                differing.append(differ)
+            if both.source[i] != both.source[twin]:
+                rule = (
+                    f"r=1 run shared with the baseline (d_model {both.d_model[i]:g}, budget {both.budget[i]:.3g}, "
+                    f"seed {both.seed[i]:g})"
+                )
+                dropped.append(Exclusion(str(both.source[i]), rule))
+        warnings = []
+        if differing:
+            warnings.append(
+                f"{len(differing)} shared r=1 runs have other losses in the study than in the baseline (up to "
+                f"{max(differing):.4f} nats); the baseline's are used. Different seeds, data or settings "
+                "confound the comparison: name one set of r=1 runs, or give repeats their own seeds"
+            )
+        runs, is_study = both.take(chosen), np.where(both.r > 1, side, 0.0)[chosen]
+        pairs = list(zip(runs.budget.tolist(), runs.r.tolist(), strict=True))
+        index = {key: i for i, key in enumerate(dict.fromkeys(pairs))}
+        plain = runs.r == 1
+        sides = (plain | (is_study == 0), plain | (is_study == 1))
+        sizes = (int(plain.sum()), int((sides[0] & ~plain).sum()), int((sides[1] & ~plain).sum()))
+        cell = np.array([index[key] for key in pairs], dtype=int)
+        x = Inputs.of(runs, split, is_study)
+        return cls(runs, x, sides, cell, len(index), sizes, tuple(dropped), tuple(warnings))
+
+
+def _listed(values: np.ndarray) -> str:
+    return ", ".join(f"{value:.3g}" for value in np.unique(values))

@@ -1,0 +1,292 @@
+"""A case study against its baseline: the change of phi, three ways, and the rival reading as a constant
+shift.
+
+Both arms are cut to their shared budgets; r = 1 runs are shared. Cells are (budget, r); a resample draws
+both arms of a cell together, so that what the arms have in common cancels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fitting.data.runs import Exclusion, Runs
+from fitting.data.splits import PAPER, Split
+from fitting.estimation.diagnostics import aicc
+from fitting.estimation.fits import fit_inputs
+from fitting.estimation.resampling import draw_counts, percentile_interval, refit, widened
+from fitting.estimation.results import FitResult, Interval
+from fitting.estimation.solver import Problem, minimise
+from fitting.laws.laws import JointLaw, Law, LossShift
+from fitting.laws.multipliers import Power, StudyPower
+from fitting.report.comparison_sections import comparison_sections
+from fitting.studies.arms import Arms
+from fitting.studies.channels import Channels, channels, matched_pairs
+
+TELLING = 4.0
+"""AICc difference from which one reading is preferred; below it the data cannot tell."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One estimate of phi_study - phi_baseline, with its interval; nothing here is printed without the
+    rival shift.
+    """
+
+    method: str
+    phi_baseline: float
+    phi_study: float
+    delta_phi: float
+    intervals: tuple[Interval, ...]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One explanation of the study's losses, fitted to both arms at once."""
+
+    name: str
+    delta_phi: float | None
+    shift: float | None
+    objective: float
+    aicc: float
+    trusted: bool
+    message: str
+    parameters: dict[str, float] = field(default_factory=dict)
+    """All of the law's, those of the baseline where they differ."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run as it entered: `arm` is shared (r=1), baseline or study; the prediction is the paired law's."""
+
+    source: str
+    arm: str
+    r: float
+    d_model: float
+    budget: float
+    n: float
+    tokens: float
+    flops_per_token: float
+    loss: float
+    predicted: float
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """What a case study changed. Prints well; `to_dict` gives plain JSON types."""
+
+    split: str
+    runs: tuple[int, int, int]
+    """Shared r=1 runs, baseline runs and study runs with r>1."""
+    budgets: tuple[float, ...]
+    cells: int
+    estimates: tuple[Estimate, ...]
+    readings: tuple[Reading, ...]
+    verdict: str
+    preferred: str
+    channels: tuple[Channels, ...]
+    problems: tuple[str, ...]
+    seed: int
+    resamples: int
+    intervals_refused: str | None = None
+    """Why there are no intervals, if there are none."""
+    excluded: tuple[Exclusion, ...] = ()
+    """Runs of either arm that the comparison leaves out, each with its rule."""
+    warnings: tuple[str, ...] = ()
+    points: tuple[Point, ...] = ()
+
+    @property
+    def paired(self) -> Estimate:
+        """The paired estimate, in which one law is fitted to both arms."""
+        return next(estimate for estimate in self.estimates if estimate.method == "paired")
+
+    @property
+    def trusted(self) -> bool:
+        """Whether every fit behind it is to be trusted."""
+        return not self.problems
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        status = "ok" if self.trusted else "not to be trusted"
+        message = "; ".join(self.problems) or "every fit behind it is to be trusted"
+        return asdict(self) | {"trusted": self.trusted, "status": status, "message": message}
+
+    def __str__(self) -> str:
+        return "\n\n".join(section.text() for section in comparison_sections(self.to_dict()))
+
+
+def compare(
+    baseline: Runs,
+    study: Runs,
+    *,
+    split: Split = PAPER,
+    resamples: int = 200,
+    starts: int = 500,
+    seed: int = 0,
+    workers: int | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Comparison:
+    """Compare a study with its baseline on their shared budgets; see the module's head for what is done.
+
+    Raises `FitError` when nothing is shared, r = 1 is missing, or an arm mixes architectures.
+    """
+    arms = Arms.of(baseline, study, split)
+    search: dict[str, Any] = {"starts": starts, "seed": seed, "workers": workers}
+    power, paired_law = JointLaw(Power(), split), JointLaw(StudyPower(), split)
+    progress("separate fits")
+    fits = [fit_inputs(power, arms.x.take(chosen), arms.runs.take(chosen), **search) for chosen in arms.sides]
+    progress("paired fits: delta phi, shift, both, neither")
+    laws: dict[str, Law] = {
+        "neither": power,
+        "delta phi": paired_law,
+        "shift": LossShift(power),
+        "both": LossShift(paired_law),
+    }
+    found = {name: fit_inputs(law, arms.x, arms.runs, **search) for name, law in laws.items()}
+    paired = found["delta phi"]
+    transfer = _transfer(power, arms, fits[0].theta[None], np.ones((1, len(arms.runs))), workers)[0]
+    points = {
+        "separate": (fits[0]["phi"], fits[1]["phi"]),
+        "paired": (paired["phi"], paired["phi"] + paired["delta_phi"]),
+        "transfer": (fits[0]["phi"], float(transfer)),
+    }
+    draws: dict[str, np.ndarray] = {}
+    no_intervals = arms.no_bootstrap(len(fits[0].theta), len(paired.theta), resamples)
+    if not resamples:
+        no_intervals = "no bootstrap was asked for"
+    if not no_intervals:
+        progress(f"{resamples} resamples of {arms.cells} cells, both arms drawn together")
+        draws = _draw(arms, fits, paired, resamples, seed, workers)
+    estimates = []
+    for method, (phi0, phi1) in points.items():
+        intervals: tuple[Interval, ...] = ()
+        if draws:
+            block = percentile_interval(
+                draws[method],
+                "block bootstrap",
+                "cells (budget, r) are independent, both arms drawn together",
+                seed,
+            )
+            count = len(paired.theta)
+            intervals = (widened(block, phi1 - phi0, arms.cells, count, seed), block)
+        estimates.append(Estimate(method, phi0, phi1, phi1 - phi0, intervals))
+    readings = tuple(_reading(name, result) for name, result in found.items())
+    preferred, verdict = judge(readings)
+    pairs = matched_pairs(arms.x.study, arms.runs.r, arms.runs.d_model, arms.runs.budget)
+    parts: list[Channels] = []
+    if pairs:
+        at = (arms.runs.val_loss, arms.runs.d_model, arms.runs.budget)
+        parts = channels(pairs, arms.x, *at, paired.parameters, points["paired"])
+    named = {"baseline alone": fits[0], "study alone": fits[1]}
+    named |= {f"reading '{name}'": result for name, result in found.items()}
+    doubts = [f"{name}: {result.message}" for name, result in named.items() if not result.trusted]
+    return Comparison(
+        split.name, arms.sizes, tuple(np.unique(arms.runs.budget).tolist()), arms.cells, tuple(estimates),
+        readings, verdict, preferred, tuple(parts), tuple(doubts), seed, resamples, no_intervals,
+        arms.dropped, arms.warnings, _points(arms, paired),
+    )  # fmt: skip
+
+
+def judge(readings: tuple[Reading, ...]) -> tuple[str, str]:
+    """(preferred reading, sentence): a change of phi, a constant shift, neither, or not to be told apart.
+
+    The sentence names every reading whose fit is not to be trusted.
+    """
+    by = {reading.name: reading for reading in readings}
+    untold = [f"'{name}'" for name in ("neither", "delta phi", "shift") if not math.isfinite(by[name].aicc)]
+    if untold:
+        few = f"AICc of {', '.join(untold)} does not exist: too few runs for that many parameters"
+        return "undecided", f"not to be told apart; {few}."
+    ranked = sorted(
+        (by[name] for name in ("neither", "delta phi", "shift")), key=lambda reading: reading.aicc
+    )
+    best, second = ranked[0], ranked[1]
+    lead = second.aicc - best.aicc
+    values = f"delta phi alone {by['delta phi'].delta_phi:+.4f}, shift alone {by['shift'].shift:+.4f} nats"
+    if best.name == "neither":
+        preferred, sentence = "neither", f"no change is needed to explain the study ({values})"
+    elif lead < TELLING:
+        preferred = "undecided"
+        sentence = (
+            f"'{best.name}' leads '{second.name}' by only {lead:.1f} in AICc: not to be told apart ({values})"
+        )
+    else:
+        preferred, sentence = (
+            best.name,
+            f"'{best.name}' explains it best, {lead:.1f} in AICc ahead ({values})",
+        )
+    gain = best.aicc - by["both"].aicc
+    if gain > TELLING and best.name != "neither":
+        sentence += (
+            f"; both together gain another {gain:.1f} (delta phi {by['both'].delta_phi:+.4f} with shift "
+            f"{by['both'].shift:+.4f}), so neither alone is the whole story"
+        )
+    doubtful = [f"'{reading.name}'" for reading in readings if not reading.trusted]
+    if doubtful:
+        sentence += f"; not to be trusted, because of the status of {', '.join(doubtful)}"
+    return preferred, sentence + "."
+
+
+def _reading(name: str, result: FitResult) -> Reading:
+    values = result.parameters
+    return Reading(
+        name,
+        values.get("delta_phi"),
+        values.get("shift"),
+        result.objective,
+        aicc(result),
+        result.trusted,
+        result.message,
+        result.parameters,
+    )
+
+
+def _points(arms: Arms, paired: FitResult) -> tuple[Point, ...]:
+    runs = arms.runs
+    named = np.where(runs.r == 1, "shared", np.where(arms.x.study == 1, "study", "baseline"))
+    columns = (
+        runs.r, runs.d_model, runs.budget, runs.n_total, runs.tokens, runs.flops_per_token, runs.val_loss,
+        runs.val_loss - paired.residuals,
+    )  # fmt: skip
+    return tuple(
+        Point(str(runs.source[i]), str(named[i]), *(float(column[i]) for column in columns))
+        for i in range(len(runs))
+    )
+
+
+def _transfer(
+    law: JointLaw, arms: Arms, theta: np.ndarray, weights: np.ndarray, workers: int | None
+) -> np.ndarray:
+    """phi (S,) of the study's r>1 runs with all else fixed at the baseline fits theta (S, P), weights (S,
+    n).
+    """
+    chosen = arms.sides[1] & (arms.runs.r > 1)
+    lower, upper = theta.copy(), theta.copy()
+    lower[:, -1], upper[:, -1] = law.bounds[-1]
+    observed = np.log(arms.runs.val_loss[chosen])
+    problem = Problem(law, arms.x.take(chosen), observed, weights[:, chosen], lower, upper)
+    return minimise(problem, theta, workers=workers).theta[:, -1]
+
+
+def _draw(
+    arms: Arms, fits: list[FitResult], paired: FitResult, resamples: int, seed: int, workers: int | None
+) -> dict[str, np.ndarray]:
+    counts = draw_counts(arms.cells, resamples, np.random.default_rng(seed))
+    weights = counts[:, arms.cell]
+    observed = np.log(arms.runs.val_loss)
+    separate = [
+        refit(one.law, arms.x.take(side), observed[side], one.theta, weights[:, side], seed, workers)
+        for one, side in zip(fits, arms.sides, strict=True)
+    ]
+    both = refit(paired.law, arms.x, observed, paired.theta, weights, seed, workers)
+    law = fits[0].law
+    assert isinstance(law, JointLaw)
+    return {
+        "separate": separate[1][:, -1] - separate[0][:, -1],
+        "paired": both[:, -1],
+        "transfer": _transfer(law, arms, separate[0], weights, workers) - separate[0][:, -1],
+    }

@@ -1,0 +1,278 @@
+"""How well a planned grid would determine phi or delta phi, and which added run helps most per FLOP.
+
+The noise model has two parts, both standard deviations of log-loss: `run` (independent runs) and `cell` (an
+offset that the runs of one (budget, architecture) cell share; between the arms of a study it is taken as
+independent). Gauss-Newton gives the covariance of the Huber estimate in closed form, A⁻¹ B A⁻¹ with A =
+E[psi']·JᵀJ and B = Jᵀ Cov(psi) J; simulation refits simulated grids instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from fitting.data.runs import Runs
+from fitting.errors import FitError
+from fitting.estimation.fits import WORST_CONDITION, conditioning
+from fitting.estimation.objective import DELTA, normal_psi_moments, psi
+from fitting.estimation.resampling import refit
+from fitting.laws.laws import Inputs, JointLaw, Law
+from fitting.laws.multipliers import StudyPower
+from fitting.report.tables import table
+from fitting.studies.allocation import Widths
+
+TOO_WIDE = 0.3
+"""Above this half-width the linear approximation is not to be trusted and the grid is simulated."""
+_Z = 1.959964
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Standard deviations of log-loss: of a run, and of the offset that a cell's runs share.
+
+    Raises `FitError` unless `run` is positive and `cell` not negative.
+    """
+
+    run: float
+    cell: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (self.run > 0 and self.cell >= 0):
+            raise FitError(
+                f"Noise of run {self.run} and cell {self.cell}: the first must be positive, the second "
+                "not negative"
+            )
+
+    def draw(self, cell: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+        """(count, n) offsets of log-loss."""
+        offsets = rng.standard_normal((count, int(cell.max()) + 1))[:, cell]
+        return np.asarray(self.run * rng.standard_normal((count, len(cell))) + self.cell * offsets)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One added run and what it would do to the half-width."""
+
+    r: float
+    d_model: float
+    budget: float
+    tokens_per_parameter: float
+    half_width: float
+    gain_per_flop: float
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What a planned grid would give. Half-widths are of 95% intervals."""
+
+    parameter: str
+    split: str
+    runs: int
+    cells: int
+    noise: Noise
+    fisher_half_width: float
+    simulated_half_width: float | None
+    simulations: int
+    condition: float
+    candidates: tuple[Candidate, ...]
+    seed: int
+
+    @property
+    def half_width(self) -> float:
+        """The simulated half-width where there is one, else the Gauss-Newton one."""
+        return self.fisher_half_width if self.simulated_half_width is None else self.simulated_half_width
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the design identifies the law at all."""
+        return self.condition < WORST_CONDITION
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return asdict(self) | {"half_width": self.half_width, "trusted": self.trusted}
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.runs} runs in {self.cells} cells, noise of log-loss: {self.noise.run:g} per run, "
+            f"{self.noise.cell:g} per cell; split {self.split}.",
+            f"Expected 95% half-width of {self.parameter}: {self.fisher_half_width:.4f} (Gauss-Newton)"
+            + (
+                f", {self.simulated_half_width:.4f} ({self.simulations} simulated grids, seed {self.seed})"
+                if self.simulated_half_width is not None
+                else ""
+            )
+            + f"; condition number {self.condition:.1e}.",
+        ]
+        if self.candidates:
+            rows = [
+                [
+                    f"{c.r:g}", f"{c.d_model:g}", f"{c.budget:.3g}", f"{c.tokens_per_parameter:.1f}",
+                    f"{c.half_width:.4f}", f"{1 - c.half_width / self.fisher_half_width:.2%}",
+                    f"{c.gain_per_flop:.2e}",
+                ]
+                for c in self.candidates
+            ]  # fmt: skip
+            header = ["r", "d_model", "budget", "D/N", "half-width with it", "shrinks by", "per FLOP"]
+            lines += [
+                "Best single added runs, by shrinkage per FLOP (within the sampled D/N):",
+                table(header, rows),
+            ]
+        return "\n".join(lines)
+
+
+def plan(
+    design: Runs,
+    law: JointLaw,
+    values: dict[str, float],
+    noise: Noise,
+    *,
+    study: bool = False,
+    simulate: int = 0,
+    candidates: int = 5,
+    seed: int = 0,
+    workers: int | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Plan:
+    """The half-width of phi that `design` would give if `values` (A, alpha, B, beta, E, phi) were true.
+
+    With `study`, the design's r>1 runs are trained twice (baseline and study) and the half-width is of
+    delta phi. `simulate` grids are simulated if asked for, or 400 where the Gauss-Newton half-width exceeds
+    0.3. Raises `FitError` for a design that cannot identify the law.
+    """
+    setup = _Setup.of(design, law, values, study)
+    condition, _ = conditioning(setup.jacobian(setup.x))
+    if not np.isfinite(condition) or len(setup.x) <= len(setup.theta):
+        raise FitError(
+            f"{len(setup.x)} runs of this design do not identify the {len(setup.theta)} parameters. Add "
+            "sizes, "
+            "budgets or recurrences"
+        )
+    fisher = setup.half_width(setup.x, setup.cell, noise)
+    count = simulate or (400 if not fisher <= TOO_WIDE else 0)
+    simulated = None
+    if count:
+        progress(f"simulating {count} grids")
+        drawn = noise.draw(setup.cell, count, np.random.default_rng(seed))
+        observed = setup.law.log_loss_and_gradient(setup.theta[None], setup.x)[0] + drawn
+        theta = refit(
+            setup.law, setup.x, observed, setup.theta, np.ones((count, len(setup.x))), seed, workers
+        )
+        low, high = np.percentile(theta[:, -1], (2.5, 97.5))
+        simulated = float(high - low) / 2
+    progress("trying added runs")
+    found = _candidates(design, setup, noise, fisher)[:candidates]
+    return Plan(
+        setup.law.param_names[-1], law.split.name, len(setup.x), int(setup.cell.max()) + 1, noise, fisher,
+        simulated, count, condition, tuple(found), seed,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class _Setup:
+    """The law, its true coordinates and the inputs of a design; the parameter of interest is the last one."""
+
+    law: Law
+    theta: np.ndarray
+    x: Inputs
+    cell: np.ndarray
+    study: bool
+
+    @classmethod
+    def of(cls, design: Runs, law: JointLaw, values: dict[str, float], study: bool) -> _Setup:
+        x = law.inputs(design)
+        if not study:
+            return cls(law, law.to_theta(values), x, design.cell, False)
+        twice = np.concatenate([np.arange(len(design)), np.flatnonzero(design.r > 1)])
+        arm = (np.arange(len(twice)) >= len(design)).astype(float)
+        paired = JointLaw(StudyPower(), law.split)
+        theta = paired.to_theta({**values, "delta_phi": 0.0})
+        cell = design.cell[twice] + (arm * design.cell_count).astype(int)
+        _, cell = np.unique(cell, return_inverse=True)
+        return cls(paired, theta, dataclasses.replace(x.take(twice), study=arm), cell, True)
+
+    def jacobian(self, x: Inputs) -> np.ndarray:
+        """Derivative of log L at the true coordinates, (P, n)."""
+        return np.asarray(self.law.log_loss_and_gradient(self.theta[None], x)[1][0])
+
+    def half_width(self, x: Inputs, cell: np.ndarray, noise: Noise) -> float:
+        """1.96 standard deviations of the last parameter's Huber estimate."""
+        jacobian = self.jacobian(x)
+        slope, square, shared = psi_moments(noise)
+        middle = square * jacobian @ jacobian.T
+        if shared:
+            sums = np.zeros((len(jacobian), int(cell.max()) + 1))
+            np.add.at(sums.T, cell, jacobian.T)
+            middle += shared * (sums @ sums.T - jacobian @ jacobian.T)
+        scale = 1 / np.sqrt((jacobian**2).sum(axis=1))
+        scaled = jacobian * scale[:, None]
+        inverse = np.linalg.pinv(scaled @ scaled.T, rcond=1e-14, hermitian=True)
+        covariance = inverse @ (middle * scale[:, None] * scale) @ inverse / slope**2
+        return float(_Z * scale[-1] * np.sqrt(max(covariance[-1, -1], 0.0)))
+
+
+@lru_cache(maxsize=16)
+def psi_moments(noise: Noise) -> tuple[float, float, float]:
+    """(E[psi'], E[psi²], Cov of psi for two runs of one cell) under normal noise; the last by quadrature."""
+    total = float(np.hypot(noise.run, noise.cell))
+    slope, square = normal_psi_moments(total)
+    if noise.cell == 0:
+        return slope, square, 0.0
+    # Given the cell's offset, runs are independent: the covariance is the variance over offsets of the mean
+    # psi.
+    nodes, weights = np.polynomial.hermite_e.hermegauss(61)
+    weights = weights / weights.sum()
+    grid, grid_weights = np.polynomial.hermite_e.hermegauss(201)
+    grid_weights = grid_weights / grid_weights.sum()
+    means = (grid_weights * psi(noise.cell * nodes[:, None] + noise.run * grid, DELTA)).sum(axis=1)
+    return slope, square, float((weights * means**2).sum())
+
+
+def _candidates(design: Runs, setup: _Setup, noise: Noise, now: float) -> list[Candidate]:
+    ratio = design.tokens / design.n_total
+    found = []
+    for r in design.recurrences:
+        if setup.study and r == 1:
+            continue
+        try:
+            widths = Widths.of(design, setup.law, float(r))
+        except FitError:
+            continue
+        for budget in np.unique(design.budget):
+            for width in np.unique(design.d_model):
+                one = widths.inputs(np.array([width]), float(budget))
+                share = float(one.tokens[0] / one.n_total[0])
+                if not ratio.min() <= share <= ratio.max():
+                    continue
+                old = np.flatnonzero((design.r == r) & (design.budget == budget))
+                arms = (0.0, 1.0) if setup.study else (0.0,)
+                added = [dataclasses.replace(one, study=np.array([arm])) for arm in arms]
+                cells = _cells_of(setup, old, design, len(arms))
+                x = _stack([setup.x, *added])
+                half = setup.half_width(x, np.append(setup.cell, cells), noise)
+                cost = float(budget) * len(arms)
+                found.append(
+                    Candidate(float(r), float(width), float(budget), share, half, (now - half) / cost)
+                )
+    return sorted(found, key=lambda candidate: -candidate.gain_per_flop)
+
+
+def _cells_of(setup: _Setup, old: np.ndarray, design: Runs, arms: int) -> np.ndarray:
+    """Cells that an added run (one per arm) falls in: those of the design's runs `old`, else new ones."""
+    new = int(setup.cell.max()) + 1 + np.arange(arms)
+    if not len(old):
+        return new
+    baseline = setup.cell[old[0]]
+    if arms == 1:
+        return np.array([baseline])
+    later = np.flatnonzero(design.r > 1).tolist()
+    return np.array([baseline, setup.cell[len(design) + later.index(int(old[0]))]])
+
+
+def _stack(parts: list[Inputs]) -> Inputs:
+    names = [field.name for field in dataclasses.fields(Inputs)]
+    return Inputs(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))

@@ -1,0 +1,192 @@
+"""What a fitted joint law says about a budget: size, tokens, loss and the best r, with prediction
+intervals.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from fitting.data.runs import Runs
+from fitting.errors import FitError
+from fitting.estimation.diagnostics import Scatter, scatter
+from fitting.estimation.resampling import Resampled, resample
+from fitting.estimation.results import FitResult
+from fitting.laws.laws import AdditiveLaw, JointLaw
+from fitting.report.tables import significant, table
+from fitting.studies.allocation import Widths, law_optimum
+
+FORWARD_SHARE = 1 / 3
+"""Forward FLOPs over training FLOPs when every recurrence keeps gradients (2N forward, 4N backward)."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The compute-optimal model of one r at a budget, under an inference cap if there is one."""
+
+    r: float
+    d_model: float
+    n: float
+    tokens: float
+    loss: float
+    low: float
+    high: float
+    forward_flops: float | None
+    note: str
+
+
+@dataclass(frozen=True)
+class Equivalent:
+    """Models of one width: unique parameters, and the size of the r=1 model that the law holds equal."""
+
+    r: float
+    d_model: float
+    unique: float
+    effective: float
+    note: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Forecast:
+    """Predictions per r for one budget. `best` is the r with the lowest predicted loss, None if none is
+    allowed.
+    """
+
+    budget: float
+    inference_cap: float | None
+    split: str
+    predictions: tuple[Prediction, ...]
+    refused: tuple[tuple[float, str], ...]
+    best: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        rows = [
+            [
+                f"{p.r:g}", f"{p.d_model:.0f}", significant(p.n, 4), significant(p.tokens, 4),
+                f"{p.loss:.4f}",
+                f"[{p.low:.4f}, {p.high:.4f}]", significant(p.forward_flops, 4), p.note,
+            ]
+            for p in self.predictions
+        ]  # fmt: skip
+        cap = (
+            ""
+            if self.inference_cap is None
+            else f", at most {self.inference_cap:.3g} forward FLOPs per token"
+        )
+        lines = [
+            f"Compute-optimal at {self.budget:.3g} training FLOPs{cap} (law with exact F(N), split "
+            f"{self.split}):",
+            table(["r", "d_model", "N", "D", "loss", "95% prediction", "forward FLOPs/token", "note"], rows),
+        ]
+        lines += [f"r={r:g}: {reason}" for r, reason in self.refused]
+        lines.append("No r is allowed." if self.best is None else f"Best r: {self.best:g}.")
+        return "\n".join(lines)
+
+
+def forecast(
+    runs: Runs, result: FitResult, budget: float, drawn: Resampled, inference_cap: float | None = None
+) -> Forecast:
+    """Predict loss and best r for `budget` training FLOPs, with forward FLOPs per token at most
+    `inference_cap`.
+
+    Intervals add the spread of the bootstrap, widened by sqrt(G/(G-p)), to the scatter of runs and cells.
+    Raises `FitError` for a budget that is no positive number.
+    """
+    if not (np.isfinite(budget) and budget > 0):
+        raise FitError(f"A budget of {budget} FLOPs is none. Give a positive number")
+    together = ""
+    try:
+        spread = scatter(result.log_residuals, runs.cell, len(result.theta))
+    except FitError as error:
+        # One run per cell: the whole scatter, which is what a new run has, is still known.
+        freedom = len(runs) - len(result.theta)
+        spread = Scatter(float(np.sqrt((result.log_residuals**2).sum() / freedom)), 0.0, float("nan"))
+        together = str(error).split(",")[0]
+    blocks = runs.cell_count
+    stretch = blocks / (blocks - len(result.theta))
+    found, refused = [], []
+    low_budget, high_budget = runs.budget.min(), runs.budget.max()
+    for r in runs.recurrences:
+        try:
+            widths = Widths.of(runs, result.law, float(r))
+            cap = None if inference_cap is None else _size_under_cap(runs, widths, inference_cap)
+        except FitError as error:
+            refused.append((float(r), str(error)))
+            continue
+        best = law_optimum(result.law, result.theta, widths, budget, cap)
+        assert best.n is not None and best.tokens is not None and best.loss is not None
+        width = widths.width_of(best.n)
+        x = widths.inputs(np.array([width]), budget)
+        logs = result.law.log_loss_and_gradient(drawn.theta, x)[0][:, 0]
+        deviation = float(np.sqrt(stretch * logs.var() + spread.run**2 + spread.cell**2))
+        notes = [note for note in (best.refusal, together) if note]
+        if not low_budget <= budget <= high_budget:
+            notes.append(f"extrapolates from budgets of {low_budget:.3g} to {high_budget:.3g}")
+        full = (runs.bptt[runs.r == r] == "full").all() or (runs.bptt[runs.r == r] == "FullBPTT").all()
+        forward = float(widths.flops(np.array([width]))[0]) * FORWARD_SHARE if full else None
+        found.append(
+            Prediction(
+                float(r), width, best.n, best.tokens, best.loss,
+                best.loss * float(np.exp(-1.96 * deviation)), best.loss * float(np.exp(1.96 *
+                deviation)), forward, "; ".join(notes),
+            )
+        )  # fmt: skip
+    ranked = sorted(found, key=lambda prediction: prediction.loss)
+    return Forecast(
+        budget,
+        inference_cap,
+        result.law.split.name,
+        tuple(found),
+        tuple(refused),
+        ranked[0].r if ranked else None,
+    )
+
+
+def _size_under_cap(runs: Runs, widths: Widths, cap: float) -> float:
+    """The largest N whose forward FLOPs per token stay under `cap`. Raises `FitError` where there is none."""
+    labels = set(runs.bptt[runs.r == widths.r].tolist())
+    if not labels <= {"full", "FullBPTT"}:
+        raise FitError(
+            "forward FLOPs are a third of the training FLOPs only with full gradients, not with "
+            f"{', '.join(labels)}"
+        )
+    grid = np.geomspace(widths.sampled[0] / 8, widths.sampled[-1] * 8, 4000)
+    allowed = widths.flops(grid) * FORWARD_SHARE <= cap
+    if not allowed.any():
+        raise FitError(f"even the smallest model has more than {cap:.3g} forward FLOPs per token")
+    return float(widths.n_total(grid[allowed][-1:])[0])
+
+
+def equivalents(runs: Runs, result: FitResult, n_at_r1: float) -> list[Equivalent]:
+    """For every r, the model as wide as the r=1 model with `n_at_r1` parameters: its unique and effective
+    size.
+
+    Raises `FitError` for sizes out of reach; those outside the sampled widths are flagged.
+    """
+    if not (np.isfinite(n_at_r1) and n_at_r1 > 0):
+        raise FitError(f"A model of {n_at_r1} parameters is none. Give a positive number")
+    if not isinstance(result.law, JointLaw | AdditiveLaw):
+        raise FitError(f"The law {result.law.name} has no effective size")
+    width = Widths.of(runs, result.law, 1.0).width_of(n_at_r1)
+    rows = []
+    for r in runs.recurrences:
+        widths = Widths.of(runs, result.law, float(r))
+        x = widths.inputs(np.array([width]), 1.0)
+        effective = float(np.exp(result.law.effective_size(result.theta[None, 5:], x)[0][0, 0]))
+        low, high = widths.sampled[[0, -1]]
+        outside = not low * (1 - 1e-3) <= width <= high * (1 + 1e-3)
+        note = f"outside the sampled widths {low:g} to {high:g}" if outside else ""
+        rows.append(Equivalent(float(r), width, float(x.n_total[0]), effective, note))
+    return rows
+
+
+def draw(runs: Runs, result: FitResult, resamples: int, seed: int, workers: int | None = None) -> Resampled:
+    """Bootstrap refits over cells, for `forecast`."""
+    x = result.law.inputs(runs)
+    return resample(result, x, np.log(runs.val_loss), runs.cell, resamples, seed, workers)

@@ -1,0 +1,48 @@
+"""How messages and tables are worded for a terminal."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+
+class _Ranked(Protocol):
+    @property
+    def is_global_zero(self) -> bool: ...
+
+
+def say(trainer: _Ranked, message: str) -> None:
+    """Print once for all processes. A module's own `print` goes through a progress bar, which does not show yet."""
+    if trainer.is_global_zero:
+        print(message)
+
+
+def did_you_mean(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
+    """ " Did you mean 'x'?" with the closest of the names that exist, or "" where none is close.
+
+    It begins with a space, so that it can follow the sentence that says what is wrong.
+    """
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def duration(seconds: float) -> str:
+    """A time in the unit that suits it."""
+    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> str:
+    """A table in columns, the first `left` of them set to the left, the others to the right."""
+    table = [list(header), *(list(row) for row in rows)]
+    widths = [max(len(row[i]) for row in table) for i in range(len(header))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in table
+    )

@@ -1,0 +1,316 @@
+"""`python -m looped_lm fit|validate|test|predict`: LightningCLI over LoopedLM and any data module."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import tempfile
+import warnings
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NoReturn
+
+import lightning as L
+import torch
+import yaml
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+
+from looped_lm.common.errors import UserError
+from looped_lm.common.text import say
+from looped_lm.configuration.config_files import BASE, run_name
+from looped_lm.configuration.hints import hint, innermost
+from looped_lm.runs.checkpoint import load_checkpoint, look, newest_whole
+from looped_lm.runs.place import AUTO, RunPlace
+from looped_lm.training.lightning_module import LoopedLM
+from looped_lm.training.trainer_settings import processes_of_torchrun
+
+SECTIONS = ("model", "data", "trainer")
+
+
+class RunConfig(SaveConfigCallback):
+    """Saves the resolved configuration into the run's folder; without a logger a run has none.
+
+    Each part of a run that was resumed has a file of its own. Loggers of a service (W&B and others) have a folder for
+    all runs, in which nothing of one run may lie: there only a fit, which has a folder of its own, saves a file.
+    """
+
+    #: Checkpoint that the run goes on from.
+    resumes: str | None = None
+    #: Of the run in `fit`, on the process that writes.
+    folder: Path | None = None
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        # Every process looked for the checkpoint itself.
+        first = trainer.strategy.broadcast(self.resumes)
+        if first != self.resumes:
+            raise UserError(
+                f"Process {trainer.global_rank} would go on from {self.resumes}, process 0 from {first}: all processes "
+                "must see the same files. Give --ckpt_path."
+            )
+        if not trainer.loggers:
+            return
+        files = isinstance(trainer.loggers[0], TensorBoardLogger | CSVLogger)
+        folder = Path(str(trainer.log_dir)) if files else self.folder
+        name, parts = Path(self.config_filename), 0
+        while self.resumes and folder is not None and (folder / self.config_filename).exists():
+            parts += 1
+            self.config_filename = f"{name.stem}_resumed_{parts}{name.suffix}"
+        if files:
+            super().setup(trainer, pl_module, stage)
+        elif folder is not None and trainer.is_global_zero and not self.already_saved:
+            self.parser.save(self.config, folder / self.config_filename, skip_none=False)
+            self.already_saved = True
+
+
+class Parser(LightningArgumentParser):
+    """A parser that answers a mistyped key or class with what exists."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        helpful = hint(message, getattr(ex, "subcommand_parser", None) or self)
+        message = innermost(message)
+        sys.stderr.write(f"error: {message}\n{helpful}\n" if helpful else f"error: {message}\n")
+        sys.exit(2)
+
+
+class LoopedCLI(LightningCLI):
+    """The command line. Components come from the configuration by class path; none is named here."""
+
+    def __init__(self, run: bool = True) -> None:
+        self.arguments = sys.argv[1:]
+        with ExitStack() as self.holding:
+            super().__init__(
+                LoopedLM,
+                L.LightningDataModule,
+                subclass_mode_data=True,
+                parser_class=Parser,
+                save_config_callback=RunConfig,
+                seed_everything_default=1,
+                # LoopedLM stores plain hyperparameters itself: a checkpoint must load without a parser, too.
+                load_from_checkpoint_support=False,
+                auto_configure_optimizers=False,
+                parser_kwargs={"description": __doc__},
+                run=run,
+            )
+
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        # An abbreviated key is as often a mistyped one.
+        return super().init_parser(**{"allow_abbrev": False, "prog": "python -m looped_lm", **kwargs})
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_argument(
+            "--run_name",
+            type=str | None,
+            default=None,
+            help="Name of the run; null takes the config files' names.",
+        )
+        parser.add_argument(
+            "--resume",
+            type=str | None,
+            default=None,
+            help="fit only. auto: go on from the newest whole checkpoint of the run, or start if there is none. "
+            "A run's folder (runs/NAME/version_N): go on with that one.",
+        )
+        parser.link_arguments("data.vocab_size", "model.vocab_size", apply_on="instantiate")
+        parser.link_arguments("data.seq_len", "model.seq_len", apply_on="instantiate")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                self.config = parser.parse_args(self._with_run_of_checkpoint(self.arguments, folder))
+        except SystemExit as stop:
+            if not stop.code and {"-h", "--help"} & set(self.arguments):
+                self._help_on_data(parser)
+            raise
+
+    def _help_on_data(self, parser: LightningArgumentParser) -> None:
+        """The keys of the data module in base.yaml; a parser alone documents the name of its class and no more."""
+        data_class = yaml.safe_load(BASE.read_text())["data"]["class_path"]
+        subcommand = [word for word in self.arguments[:1] if not word.startswith("-")]
+        print()
+        parser.parse_args([*subcommand, "--data.help", data_class])
+
+    # ---- Before anything is built ---------------------------------------------------------------------------------
+
+    def before_instantiate_classes(self) -> None:
+        path = self.config[self.subcommand].get("ckpt_path") if self.subcommand else None
+        if self.subcommand not in (None, "fit") and self.config[self.subcommand].get("resume"):
+            raise UserError(
+                f"resume is for fit; {self.subcommand} takes a checkpoint, with --ckpt_path FILE."
+            )
+        if self.subcommand not in (None, "fit") and not path:
+            raise UserError(
+                f"{self.subcommand} needs --ckpt_path FILE: without one it would judge untrained weights."
+            )
+        if path and "://" not in path:
+            if not Path(path).is_file():
+                raise UserError(f"ckpt_path {path!r} is not a file. Give the path of a checkpoint.")
+            _check_whole(Path(path))
+        config = self.config if self.subcommand is None else self.config[self.subcommand]
+        trainer = config.trainer
+        trainer.devices, trainer.num_nodes = processes_of_torchrun(
+            trainer.devices, trainer.num_nodes, os.environ
+        )
+        if config.run_name is None and config.get("resume") not in (None, AUTO):
+            config.run_name = Path(config.resume).resolve().parent.name
+        config.run_name = config.run_name or run_name(self.arguments)
+        if Path(config.run_name).name != config.run_name:
+            raise UserError(
+                f"run_name {config.run_name!r} is a path; it names a folder inside the logger's save_dir."
+            )
+        for logger in _as_list(config.trainer.logger):
+            init_args = getattr(logger, "init_args", None)
+            if init_args is not None and "name" in init_args and init_args.name is None:
+                init_args.name = config.run_name
+
+    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+        try:
+            return super().instantiate_trainer(**kwargs)
+        except (RuntimeError, MisconfigurationException) as error:
+            # Lightning says what is wrong in terms of its own code, and not what to do.
+            twice = re.search(r"more than one stateful callback of type `(\w+)`", str(error))
+            if twice:
+                raise UserError(
+                    f"trainer.callbacks names {twice.group(1)} twice with the same settings: leave one out."
+                ) from error
+            if re.search(r"supported (gpu|cuda|tpu|mps) backend|accelerator", str(error), re.IGNORECASE):
+                raise UserError(
+                    f"{error} Use --trainer.accelerator auto for what this machine has."
+                ) from error
+            raise
+
+    def after_instantiate_classes(self) -> None:
+        # The parser knows how to write a configuration as plain data; the run record keeps it.
+        dump = yaml.safe_load(self.parser.dump(self.config, skip_none=False, skip_validation=True))
+        config = dump if self.subcommand is None else dump[self.subcommand]
+        self.model.provenance = {
+            "run_name": config["run_name"],
+            "seed": config["seed_everything"],
+            "config": config,
+        }
+
+    def before_fit(self) -> None:
+        """Find the run's folder and what it goes on from."""
+        config = self.config_init["fit"]
+        if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        run = RunPlace(self.trainer, self.config.fit.run_name, config.resume, config.ckpt_path)
+        run.report(config.resume, self.model.provenance["config"])
+        if config.resume and run.place.checkpoint is not None:
+            if run.finished(self.model.plan.steps):
+                for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+                    # Whoever keeps something beside a checkpoint may have been killed before it was written.
+                    if self.trainer.is_global_zero and hasattr(callback, "on_run_complete"):
+                        callback.on_run_complete(run.place.checkpoint)
+                say(
+                    self.trainer,
+                    f"The run is complete ({self.model.plan.steps} steps): nothing is left to do.",
+                )
+                raise SystemExit(0)
+            config.ckpt_path = str(run.place.checkpoint.path)
+        run.hold(self.holding)
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, RunConfig):
+                callback.resumes, callback.folder = config.ckpt_path, run.folder
+
+    # ---- Checkpoints ----------------------------------------------------------------------------------------------
+
+    def _parse_ckpt_path(self) -> None:
+        """Not as Lightning does it: there the checkpoint's hyperparameters win over the configuration without a word.
+
+        LoopedLM compares the two when the Trainer loads the checkpoint.
+        """
+
+    def _with_run_of_checkpoint(self, args: list[str], folder: str) -> list[str]:
+        """Arguments of `validate`, `test` or `predict` with the run of the checkpoint underneath what the user gave."""
+        path = option(args, "--ckpt_path")
+        if args[:1] == ["fit"] or path is None or not Path(path).is_file():
+            return args
+        try:
+            recorded = look(path).record.get("config")
+        except ValueError:  # _check_whole tells, and names a whole one.
+            return args
+        if not isinstance(recorded, dict) or not all(isinstance(recorded.get(k), dict) for k in SECTIONS):
+            return args
+        taken = {key: recorded[key] for key in ("run_name", "model", "data") if key in recorded}
+        taken["trainer"] = {"precision": recorded["trainer"].get("precision", "32-true")}
+        for key in ("vocab_size", "seq_len"):
+            taken.get("model", {}).pop(key, None)
+        underneath = Path(folder) / "run_of_checkpoint.yaml"
+        underneath.write_text(yaml.safe_dump(taken))
+        # After the subcommand and `--config base.yaml`.
+        return [*args[:3], "--config", str(underneath), *args[3:]]
+
+
+class PlanCLI(LoopedCLI):
+    """Parses the same keys as `fit` and builds model and data, but no trainer."""
+
+    def __init__(self) -> None:
+        super().__init__(run=False)
+
+    def _set_seed(self) -> None:
+        """Nothing random happens here."""
+
+    def instantiate_classes(self) -> None:
+        with torch.device("meta"):
+            self.config_init = self.parser.instantiate_classes(self.config)
+        self.model, self.datamodule = self.config_init.model, self.config_init.data
+
+    def instantiate_trainer(self, **kwargs: object) -> None:  # type: ignore[override]
+        raise AssertionError("a plan needs no trainer")
+
+
+def processes(devices: Any, num_nodes: int) -> int:
+    """Processes that `trainer.devices` and `trainer.num_nodes` name; "auto" and -1 (all there are) count as one."""
+    if isinstance(devices, str) and "," in devices:
+        devices = [d for d in devices.split(",") if d.strip()]
+    if isinstance(devices, (list, tuple)):
+        count = len(devices)
+    else:
+        count = int(devices) if str(devices).isdigit() else 1
+    return max(count, 1) * num_nodes
+
+
+def _check_whole(path: Path) -> None:
+    """Refuse a checkpoint that is damaged or none, and name the newest whole one beside it."""
+    try:
+        load_checkpoint(path)
+    except ValueError as error:
+        whole, _ = newest_whole(path.parent)
+        if whole is None:
+            raise
+        raise UserError(f"{error} The newest whole checkpoint beside it: --ckpt_path {whole.path}") from error
+
+
+def option(args: list[str], flag: str) -> str | None:
+    """Last value of an option given as `flag value` or `flag=value`."""
+    values = [b for a, b in zip(args, args[1:], strict=False) if a == flag]
+    values += [arg.partition("=")[2] for arg in args if arg.startswith(f"{flag}=")]
+    return values[-1] if values else None
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def quiet() -> None:
+    """Leave out what is no message to a user of this command line."""
+    warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
+    # LoopedLM logs sums over all processes.
+    warnings.filterwarnings("ignore", message=r"It is recommended to use `self\.log\(.*sync_dist=True")
+    warnings.filterwarnings("ignore", message=r".*The dirpath has changed from.*")
+    # Each run has a folder of its own, or goes on in its own one, with the rows that are there.
+    warnings.filterwarnings("ignore", message=r"Experiment logs directory .* exists and is not empty")
+    warnings.filterwarnings("ignore", message=r".*Checkpoint directory .* exists and is not empty.*")
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
+        lambda r: "litlogger" not in r.getMessage()
+    )
+
+
+def main() -> None:
+    """Run the command in sys.argv."""
+    quiet()
+    LoopedCLI()

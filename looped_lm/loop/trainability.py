@@ -1,0 +1,70 @@
+"""Which components can train together: every parameter must get a gradient in every step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from looped_lm.common.errors import UserError
+from looped_lm.loop.bptt import BPTTStrategy
+from looped_lm.loop.injection import Injection
+from looped_lm.loop.lanes import Lanes
+
+
+def refuse_untrainable(
+    injection: Injection,
+    lanes: Lanes,
+    bptt: BPTTStrategy,
+    num_recurrences: int,
+    drawn: Iterable[int] = (),
+) -> None:
+    """Refuse combinations in which some parameter would get no gradient, be it in single steps.
+
+    Args:
+        injection: the injection.
+        lanes: the lanes.
+        bptt: which recurrences keep gradients.
+        num_recurrences: the model's recurrences r.
+        drawn: counts of recurrences that training steps run, where they are not all r.
+
+    Raises:
+        UserError: naming the components, the reason and the way out.
+    """
+    counts = sorted(set(drawn)) or [num_recurrences]
+    if counts != [num_recurrences]:
+        _refuse_specific(
+            injection,
+            lanes,
+            f"Training steps run {counts[0]} to {counts[-1]} recurrences",
+            "get no gradient in some steps. Use FixedRecurrences with it, or {} with counts that vary.",
+        )
+    for r in counts:
+        _refuse_cut(injection, lanes, bptt, r)
+
+
+def _refuse_specific(injection: Injection, lanes: Lanes, because: str, fate: str) -> None:
+    for component, instead in ((lanes, "SingleLane"), (injection, "LinearInjection")):
+        if component.step_specific:
+            raise UserError(
+                f"{because}, and {type(component).__name__} has parameters of its own for every recurrence, which "
+                f"would {fate.format(instead)}"
+            )
+
+
+def _refuse_cut(injection: Injection, lanes: Lanes, bptt: BPTTStrategy, r: int) -> None:
+    kept = [bptt.keeps_grad(i, r) for i in range(r)]
+    if not kept[-1] or kept != sorted(kept):
+        raise UserError(
+            f"{type(bptt).__name__} keeps gradients in recurrences {[i for i, k in enumerate(kept) if k]} of {r}: "
+            "gradients enter at the last recurrence and stop at the first that is cut, so the recurrences that keep "
+            "gradients must be the last ones and at least one."
+        )
+    if all(kept):
+        return
+    cut = f"{type(bptt).__name__} runs {kept.count(False)} of {r} recurrences without gradients"
+    _refuse_specific(injection, lanes, cut, "never train there. Use FullBPTT with it, or {} with truncation.")
+    if not injection.reinjects_input:
+        raise UserError(
+            f"{cut}, and {type(injection).__name__} passes the prelude's output to the first recurrence only, so "
+            "prelude and embedding would get no gradient at all. Use FullBPTT, or an injection that reads the "
+            "prelude's output in every recurrence (LinearInjection, AdditiveInjection)."
+        )

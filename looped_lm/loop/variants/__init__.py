@@ -1,0 +1,1 @@
+"""Components beyond those of the paper, one published variant per file."""

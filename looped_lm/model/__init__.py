@@ -1,0 +1,1 @@
+"""From tokens to loss: the transformer, its layers, and what they cost."""

@@ -1,0 +1,173 @@
+"""What a model costs: parameters by section and role, FLOPs per token.
+
+Everything is read off the modules and the BPTT predicate that training uses, so it also holds on the meta device and
+for components of a user's own. Source: arXiv 2604.21106, section 3 and its FLOPs appendix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import nn
+
+from looped_lm.common.errors import UserError
+from looped_lm.loop.injection import Injection, LinearInjection, PassthroughInjection
+from looped_lm.loop.lanes import Lanes
+from looped_lm.loop.residual import Residual
+from looped_lm.model.blocks import Attention
+from looped_lm.model.transformer import LoopedTransformer
+
+#: Share of the full attention matrix that each convention counts.
+CONVENTIONS = {"paper": 1.0, "causal": 0.5}
+ROLES = ("matrix", "embedding", "head", "norm", "lanes")
+#: Training FLOPs over forward FLOPs: one forward and two backward products, or the forward alone.
+TRAINED, FORWARD_ONLY = 3, 1
+
+
+@dataclass(frozen=True)
+class Sections:
+    """Parameters by section. Norm scales inside a layer belong to its section; `norms` are the three of the model."""
+
+    embedding: int
+    prelude: int
+    block: int
+    injection: int
+    lanes: int
+    coda: int
+    norms: int
+    head: int
+
+    @property
+    def n_once(self) -> int:
+        """Parameters used once per token: prelude, coda and the model-level norms."""
+        return self.prelude + self.coda + self.norms
+
+    @property
+    def n_rec(self) -> int:
+        """Parameters used in every recurrence: the block, the injection and the lanes."""
+        return self.block + self.injection + self.lanes
+
+    @property
+    def n(self) -> int:
+        """N of the paper: all parameters but embedding and head."""
+        return self.n_once + self.n_rec
+
+    def as_dict(self) -> dict[str, int]:
+        return asdict(self)
+
+
+def count(module: nn.Module) -> int:
+    """Number of parameters of a module, shared ones once."""
+    return sum(p.numel() for p in module.parameters())
+
+
+def count_parameters(model: LoopedTransformer) -> Sections:
+    """Parameters of every section of the model."""
+    return Sections(
+        embedding=count(model.embedding),
+        prelude=count(model.prelude),
+        block=count(model.block),
+        injection=count(model.injection),
+        lanes=count(model.lanes),
+        coda=count(model.coda),
+        norms=sum(count(norm) for norm in (model.norm_emb, model.norm_recur, model.norm_final)),
+        head=count(model.head),
+    )
+
+
+def parameter_roles(model: LoopedTransformer) -> dict[str, str]:
+    """Optimizer role of every parameter, by its name in the model.
+
+    A component's own `parameter_roles` comes first; else a two-dimensional parameter is a `matrix` and the rest `norm`.
+
+    Raises:
+        UserError: a component names a role or a parameter that does not exist.
+    """
+    roles = {name: "matrix" if p.dim() == 2 else "norm" for name, p in model.named_parameters()}
+    roles["embedding.weight"] = "embedding"
+    roles["head.weight"] = "head"
+    for prefix, component in model.named_modules():
+        if not isinstance(component, (Injection, Lanes, Residual)):
+            continue
+        for name, role in component.parameter_roles().items():
+            if role not in ROLES:
+                raise UserError(
+                    f"{type(component).__name__} gives {name!r} the role {role!r}; roles are {ROLES}."
+                )
+            if f"{prefix}.{name}" not in roles:
+                raise UserError(
+                    f"{type(component).__name__}.parameter_roles names {name!r}, which is no parameter."
+                )
+            roles[f"{prefix}.{name}"] = role
+    return roles
+
+
+def count_roles(model: LoopedTransformer) -> dict[str, int]:
+    """Parameters of every role."""
+    totals = dict.fromkeys(ROLES, 0)
+    roles = parameter_roles(model)
+    for name, parameter in model.named_parameters():
+        totals[roles[name]] += parameter.numel()
+    return totals
+
+
+def flops_per_token(
+    model: LoopedTransformer, seq_len: int, convention: str = "paper", num_recurrences: int | None = None
+) -> float:
+    """Training FLOPs per token at context length `seq_len`, for the model's or another count of recurrences.
+
+    A product with a weight matrix costs 2 FLOPs per parameter forward and 4 backward. Recurrences without gradients
+    cost their forward alone. The convention `paper` counts the full attention matrix, `causal` half of it.
+
+    Raises:
+        UserError: an unknown convention.
+    """
+    if convention not in CONVENTIONS:
+        raise UserError(f"FLOPs convention {convention!r} is unknown; there are {', '.join(CONVENTIONS)}.")
+    share = CONVENTIONS[convention]
+
+    def forward(layers: nn.Module) -> float:
+        attention = sum(
+            m.attention_flops_per_token(seq_len) for m in layers.modules() if isinstance(m, Attention)
+        )
+        residuals = [m for m in layers.modules() if isinstance(m, Residual)]
+        weights = count(layers) - sum(count(m) for m in residuals)
+        return 2 * weights + share * attention + sum(m.flops_per_token() for m in residuals)
+
+    recurrence = forward(model.block) + model.injection.flops_per_token() + model.lanes.flops_per_token()
+    r = model.num_recurrences if num_recurrences is None else num_recurrences
+    passes = sum(TRAINED if model.bptt.keeps_grad(i, r) else FORWARD_ONLY for i in range(r))
+    once = forward(model.prelude) + forward(model.coda) + 2 * count(model.head)
+    return TRAINED * once + passes * recurrence
+
+
+def mean_flops_per_token(
+    model: LoopedTransformer, seq_len: int, drawn: Mapping[int, int], convention: str = "paper"
+) -> float:
+    """Mean of `flops_per_token` over training steps; `drawn` says how many steps run each count of recurrences."""
+    total = sum(steps * flops_per_token(model, seq_len, convention, r) for r, steps in drawn.items())
+    return total / sum(drawn.values())
+
+
+def reference_tokens(num_recurrences: int) -> float:
+    """D_ref of the HyperP transfer: 10 tokens per parameter of the size-10 model, counted as N_once + r·N_rec.
+
+    The published runs take N_once and N_rec from 0-20-0 passthrough if r = 1, else from 2-4-2 linear whatever the
+    layout of the run, with the run's own r.
+    """
+    looped = num_recurrences > 1
+    with torch.device("meta"):
+        model = LoopedTransformer(
+            vocab_size=1,
+            seq_len=1,
+            size=10,
+            prelude_layers=2 if looped else 0,
+            recurrent_layers=4 if looped else 20,
+            coda_layers=2 if looped else 0,
+            num_recurrences=num_recurrences,
+            injection=LinearInjection if looped else PassthroughInjection,
+        )
+    sections = count_parameters(model)
+    return 10.0 * (sections.n_once + num_recurrences * sections.n_rec)

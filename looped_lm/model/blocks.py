@@ -1,0 +1,147 @@
+"""Layers of the transformer: rotary embedding, attention, MLP, pre-norm block.
+
+B batch rows, T sequence length, d = d_model, h query heads, g key/value heads, c = head_dim.
+Source: arXiv 2604.21106, section 3; no biases, no dropout, RMSNorm eps 1e-6.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from looped_lm.loop.residual import Residual
+
+NORM_EPS = 1e-6
+
+
+def rms_norm(d_model: int) -> nn.RMSNorm:
+    """RMSNorm with a learnable scale, as used everywhere in the model."""
+    return nn.RMSNorm(d_model, eps=NORM_EPS)
+
+
+class Rotary(nn.Module):
+    """Cosine and sine tables (T, c/2) of the rotary embedding, base 10,000.
+
+    Args:
+        head_dim: size of one head; even.
+        seq_len: longest sequence of the tables; longer ones extend them.
+        bf16_tables: round the tables to bfloat16, as checkpoints of the paper's public code expect.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, head_dim: int, seq_len: int, bf16_tables: bool = False) -> None:
+        super().__init__()
+        self.head_dim, self.bf16_tables = head_dim, bf16_tables
+        cos, sin = self._tables(seq_len, torch.get_default_dtype(), None)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+
+    def _tables(self, seq_len: int, dtype: torch.dtype, device: torch.device | None) -> tuple[Tensor, Tensor]:
+        exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float64, device=device) / self.head_dim
+        angles = torch.outer(torch.arange(seq_len, dtype=torch.float64, device=device), 10_000.0**-exponents)
+        cos, sin = angles.cos(), angles.sin()
+        if self.bf16_tables:
+            cos, sin = cos.to(torch.bfloat16), sin.to(torch.bfloat16)
+        return cos.to(dtype), sin.to(dtype)
+
+    def forward(self, seq_len: int) -> tuple[Tensor, Tensor]:
+        if seq_len > self.cos.shape[0]:
+            # Tables made in inference mode could not be used in training later.
+            with torch.inference_mode(False):
+                self.cos, self.sin = self._tables(seq_len, self.cos.dtype, self.cos.device)
+        return self.cos[:seq_len], self.sin[:seq_len]
+
+    def at(self, positions: Tensor, seq_len: int) -> tuple[Tensor, Tensor]:
+        """Tables (B,1,T,c/2) for tokens at positions (B,T) below `seq_len`."""
+        cos, sin = self(seq_len)
+        return cos[positions][:, None], sin[positions][:, None]
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the two halves of the last dimension of x (B,h,T,c) by the tables (T,c/2), or by (B,1,T,c/2)."""
+    x1, x2 = x.chunk(2, dim=-1)
+    return torch.cat((x1 * cos + x2 * sin, x2 * cos - x1 * sin), dim=-1)
+
+
+class KeyValueSlot(Protocol):
+    """Where a layer leaves keys and values in generation, and finds those of earlier tokens."""
+
+    def extend(self, layer: nn.Module, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """All keys and values to attend to, from the new k and v (B,g,T,c), and the mask; None: plainly causal."""
+
+
+class Attention(nn.Module):
+    """Causal self-attention with rotary embedding, then RMSNorm without scale on queries and keys."""
+
+    def __init__(self, d_model: int, head_dim: int, n_kv_heads: int) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.n_heads, self.n_kv_heads = d_model // head_dim, n_kv_heads
+        self.q = nn.Linear(d_model, d_model, bias=False)
+        self.k = nn.Linear(d_model, n_kv_heads * head_dim, bias=False)
+        self.v = nn.Linear(d_model, n_kv_heads * head_dim, bias=False)
+        self.out = nn.Linear(d_model, d_model, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: KeyValueSlot | None = None) -> Tensor:
+        b, t, d = x.shape
+        q = self.q(x).view(b, t, self.n_heads, self.head_dim).transpose(1, 2)
+        k = self.k(x).view(b, t, self.n_kv_heads, self.head_dim).transpose(1, 2)
+        v = self.v(x).view(b, t, self.n_kv_heads, self.head_dim).transpose(1, 2)
+        q = F.rms_norm(rotate(q, cos, sin), (self.head_dim,), eps=NORM_EPS)
+        k = F.rms_norm(rotate(k, cos, sin), (self.head_dim,), eps=NORM_EPS)
+        # Mixed precision leaves the norms in fp32; attention wants one dtype.
+        q, k = q.to(v.dtype), k.to(v.dtype)
+        k, v, mask = (k, v, None) if cache is None else cache.extend(self, k, v)
+        y = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.n_kv_heads != self.n_heads
+        )
+        return self.out(y.transpose(1, 2).reshape(b, t, d))
+
+    def attention_flops_per_token(self, seq_len: int) -> int:
+        """Forward FLOPs per token of QKᵀ and of the weighted sum of values over `seq_len` keys, not causal-halved."""
+        return 2 * 2 * self.n_heads * self.head_dim * seq_len
+
+
+class MLP(nn.Module):
+    """d -> 4d -> d with relu(x)²."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.fc_in = nn.Linear(d_model, 4 * d_model, bias=False)
+        self.fc_out = nn.Linear(4 * d_model, d_model, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc_out(F.relu(self.fc_in(x)).square())
+
+
+class Block(nn.Module):
+    """One pre-norm layer: x + Attn(norm(x)), then x + MLP(norm(x)), each sum made by a `residual` of its own."""
+
+    def __init__(
+        self, d_model: int, head_dim: int, n_kv_heads: int, residual: Callable[[], Residual]
+    ) -> None:
+        super().__init__()
+        self.norm_attn = rms_norm(d_model)
+        self.attn = Attention(d_model, head_dim, n_kv_heads)
+        self.norm_mlp = rms_norm(d_model)
+        self.mlp = MLP(d_model)
+        self.residual_attn, self.residual_mlp = residual(), residual()
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Uniform(-a, a) with a = sqrt(3 / fan_in): standard deviation 1/sqrt(fan_in)."""
+        for module in (*self.attn.modules(), *self.mlp.modules()):
+            if isinstance(module, nn.Linear):
+                bound = math.sqrt(3.0 / module.in_features)
+                nn.init.uniform_(module.weight, -bound, bound)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: KeyValueSlot | None = None) -> Tensor:
+        x = self.residual_attn(x, self.attn(self.norm_attn(x), cos, sin, cache))
+        return self.residual_mlp(x, self.mlp(self.norm_mlp(x)))

@@ -1,0 +1,286 @@
+"""The looped transformer: embed, prelude, loop, coda, head. The only file with the loop.
+
+B batch rows, T sequence length, d = d_model, V vocabulary, r recurrences. Source: arXiv 2604.21106, section 3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from looped_lm.common.errors import UserError
+from looped_lm.loop.bptt import BPTTStrategy, FullBPTT
+from looped_lm.loop.component import as_instance, build
+from looped_lm.loop.injection import Injection, LinearInjection
+from looped_lm.loop.lanes import Lanes, SingleLane
+from looped_lm.loop.residual import PlainResidual, Residual
+from looped_lm.loop.trainability import refuse_untrainable
+from looped_lm.model.blocks import Block, KeyValueSlot, Rotary, rms_norm
+from looped_lm.model.loss import softcapped_cross_entropy
+
+WIDTH_UNIT = 64
+VOCAB_UNIT = 64
+
+
+def round_up(n: int, unit: int) -> int:
+    """Smallest multiple of `unit` that is at least `n`."""
+    return -(-n // unit) * unit
+
+
+class Exit(Protocol):
+    """Decides in generation when rows leave the loop early."""
+
+    #: State (B,T,d) that the coda reads: of each row, that of its own last recurrence.
+    output: Tensor
+
+    def settled(self, i: int, state: Tensor, logits: Callable[[Tensor], Tensor]) -> bool:
+        """Take note of recurrence `i`; whether every row has left. `logits` runs coda and head on a state."""
+
+
+class Cache(Protocol):
+    """What earlier tokens left behind in generation, as the loop reads it; `looped_lm.generation.cache` has one."""
+
+    #: Positions (B,T) of this pass's tokens, and one more than the largest so far.
+    positions: Tensor
+    filled: int
+
+    @property
+    def exit(self) -> Exit | None:
+        """None in a pass that runs all recurrences."""
+
+    @property
+    def once(self) -> KeyValueSlot:
+        """What prelude and coda read and write."""
+
+    def recurrence(self, i: int) -> KeyValueSlot:
+        """What the block's layers read and write at recurrence `i`."""
+
+
+class LoopedTransformer(nn.Module):
+    """Decoder-only transformer that runs a shared block of layers `num_recurrences` times.
+
+    Args:
+        vocab_size: number of tokens V; tables are padded to a multiple of 64, logits are cut back to V.
+        seq_len: tokens of context T in training.
+        size: width in units of 64, whole numbers in the paper: d_model = 64·size, rounded up to a multiple of
+            `head_dim`.
+        head_dim: size of one attention head (128 in the paper).
+        n_kv_heads: key/value heads for grouped-query attention; None means as many as query heads.
+        prelude_layers: layers that run once before the loop.
+        recurrent_layers: layers of the shared block.
+        coda_layers: layers that run once after the loop.
+        num_recurrences: times r that the shared block runs.
+        injection: factory `d_model -> Injection`, or class_path and init_args.
+        lanes: factory `(d_model, num_recurrences) -> Lanes`, or class_path and init_args.
+        residual: factory `(d_model, num_recurrences) -> Residual` of the recurrent block's branches, or class_path and
+            init_args.
+        bptt: which recurrences keep gradients.
+        logit_softcap: logits are capped as c·tanh(logits/c).
+        rope_bf16: round the rotary tables to bfloat16, as checkpoints of the paper's public code expect.
+        recompute: keep only the state between recurrences for the backward pass, and run each recurrence again there:
+            less memory for about a third more time. Same gradients, unless a component draws random numbers.
+
+    Raises:
+        UserError: sizes that make no model, or components that cannot train together.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        seq_len: int,
+        size: int | float = 2,
+        head_dim: int = 128,
+        n_kv_heads: int | None = None,
+        prelude_layers: int = 2,
+        recurrent_layers: int = 4,
+        coda_layers: int = 2,
+        num_recurrences: int = 4,
+        injection: Callable[[int], Injection] = LinearInjection,
+        lanes: Callable[[int, int], Lanes] = SingleLane,
+        residual: Callable[[int, int], Residual] = PlainResidual,
+        bptt: BPTTStrategy | None = None,
+        logit_softcap: float = 15.0,
+        rope_bf16: bool = False,
+        recompute: bool = False,
+    ) -> None:
+        super().__init__()
+        _check_sizes(locals())
+        d_model = round_up(math.ceil(WIDTH_UNIT * size), head_dim)
+        n_heads = d_model // head_dim
+        n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
+        if not 1 <= n_kv_heads <= n_heads or n_heads % n_kv_heads:
+            raise UserError(f"n_kv_heads is {n_kv_heads}; it must divide the {n_heads} query heads.")
+        self.vocab_size, self.seq_len, self.d_model = vocab_size, seq_len, d_model
+        self.head_dim, self.n_heads, self.n_kv_heads = head_dim, n_heads, n_kv_heads
+        self.num_recurrences, self.logit_softcap, self.recompute = num_recurrences, logit_softcap, recompute
+
+        def layers(n: int, residual: Any = PlainResidual) -> nn.ModuleList:
+            def join() -> Residual:
+                return build(residual, "residual", d_model, num_recurrences)
+
+            return nn.ModuleList(Block(d_model, head_dim, n_kv_heads, join) for _ in range(n))
+
+        padded = round_up(vocab_size, VOCAB_UNIT)
+        self.embedding = nn.Embedding(padded, d_model)
+        self.prelude = layers(prelude_layers)
+        self.block = layers(recurrent_layers, residual)
+        self.coda = layers(coda_layers)
+        self.injection: Injection = build(injection, "injection", d_model)
+        self.lanes: Lanes = build(lanes, "lanes", d_model, num_recurrences)
+        self.bptt: BPTTStrategy = FullBPTT() if bptt is None else as_instance(bptt)
+        self.norm_emb, self.norm_recur, self.norm_final = (rms_norm(d_model) for _ in range(3))
+        self.head = nn.Linear(d_model, padded, bias=False)
+        self.rotary = Rotary(head_dim, seq_len, rope_bf16)
+        nn.init.normal_(self.embedding.weight)
+        nn.init.normal_(self.head.weight, std=0.001)
+        refuse_untrainable(self.injection, self.lanes, self.bptt, num_recurrences)
+        #: Called as `observer(i, state)` after each recurrence; for telemetry, never for computing.
+        self.observer: Callable[[int, Any], None] | None = None
+
+    def forward(
+        self, tokens: Tensor, targets: Tensor | None = None, num_recurrences: int | None = None
+    ) -> Tensor:
+        """Soft-capped fp32 logits (B,T,V) of int64 tokens (B,T); with targets (B,T) the mean loss in nats per token.
+
+        The loss never holds the logits of all tokens at once. `num_recurrences` is as in `hidden`.
+        """
+        hidden = self.hidden(tokens, num_recurrences)
+        if targets is None:
+            return self.logits(hidden)
+        return softcapped_cross_entropy(
+            hidden.flatten(0, 1), self.head.weight, targets.flatten(), self.vocab_size, self.logit_softcap
+        )
+
+    @property
+    def residual(self) -> Residual:
+        """One of the equally built residuals of the recurrent block."""
+        layer = self.block[0]
+        assert isinstance(layer, Block)
+        return layer.residual_attn
+
+    def hidden(
+        self, tokens: Tensor, num_recurrences: int | None = None, cache: Cache | None = None
+    ) -> Tensor:
+        """Normalised output (B,T,d) of the coda, which the head reads.
+
+        Args:
+            tokens: int64 (B,T).
+            num_recurrences: times to run the block here; None: the model's own count.
+            cache: what earlier tokens left behind, in generation; None: there are none.
+
+        Raises:
+            UserError: a count that the components do not allow.
+        """
+        r = self.num_recurrences if num_recurrences is None else num_recurrences
+        self.check_recurrences(r)
+        if cache is None:
+            once, (cos, sin) = None, self.rotary(tokens.shape[1])
+        else:
+            once, (cos, sin) = cache.once, self.rotary.at(cache.positions, cache.filled)
+        # The table may be bf16; from here on the residual stream has the norms' precision.
+        x = self.norm_emb(self.embedding(tokens).to(self.norm_emb.weight.dtype))
+        for layer in self.prelude:
+            x = layer(x, cos, sin, once)
+        return self._coda(self._loop(x, cos, sin, r, cache), cos, sin, once)
+
+    def _coda(self, x: Tensor, cos: Tensor, sin: Tensor, cache: KeyValueSlot | None) -> Tensor:
+        for layer in self.coda:
+            x = layer(x, cos, sin, cache)
+        return self.norm_final(x)
+
+    def _coda_logits(self, cos: Tensor, sin: Tensor, cache: KeyValueSlot, x: Tensor) -> Tensor:
+        return self.logits(self._coda(x, cos, sin, cache))
+
+    def _loop(self, e: Tensor, cos: Tensor, sin: Tensor, num_recurrences: int, cache: Cache | None) -> Tensor:
+        early = None if cache is None else cache.exit
+        state = self.lanes.expand(self.injection.initial_state(e))
+        for i in range(num_recurrences):
+            keeps = self.bptt.keeps_grad(i, num_recurrences)
+            with torch.set_grad_enabled(keeps and torch.is_grad_enabled()):
+                if self.recompute and torch.is_grad_enabled():
+                    state = checkpoint(
+                        self._recurrence, e, state, cos, sin, i, use_reentrant=False, preserve_rng_state=False
+                    )
+                else:
+                    slot = None if cache is None else cache.recurrence(i)
+                    state = self._recurrence(e, state, cos, sin, i, slot)
+            if self.observer is not None:
+                self.observer(i, state)
+            if cache is not None and early is not None:
+                logits = partial(self._coda_logits, cos, sin, cache.once)
+                if early.settled(i, self.lanes.reduce(state), logits):
+                    break
+        return self.lanes.reduce(state) if early is None else early.output
+
+    def _recurrence(
+        self, e: Tensor, state: Any, cos: Tensor, sin: Tensor, i: int, cache: KeyValueSlot | None = None
+    ) -> Any:
+        u = self.injection(e, self.lanes.read(state, i), i)
+        for layer in self.block:
+            u = layer(u, cos, sin, cache)
+        return self.lanes.write(state, self.norm_recur(u), i)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, **overrides: Any) -> LoopedTransformer:
+        """The model in a folder of `python -m looped_lm export`; see `looped_lm.sharing.export.load_pretrained`.
+
+        Raises:
+            UserError: no such folder, unknown components, or weights of another architecture.
+        """
+        from looped_lm.sharing.export import load_pretrained
+
+        return load_pretrained(folder, **overrides)
+
+    def layers(self) -> Iterator[nn.Module]:
+        """Every layer once, in the order in which they first run."""
+        yield from (*self.prelude, *self.block, *self.coda)
+
+    def check_recurrences(self, num_recurrences: int) -> None:
+        """Refuse a count that the model cannot run; see `PerRecurrence.beyond_trained`.
+
+        Raises:
+            UserError: less than one, or more than a step-specific component has a rule for.
+        """
+        if num_recurrences < 1:
+            raise UserError(f"num_recurrences is {num_recurrences}; it must be at least 1.")
+        for component in (self.injection, self.lanes):
+            if component.step_specific:
+                for i in range(self.num_recurrences, num_recurrences):
+                    component.beyond_trained(i, self.num_recurrences)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Soft-capped fp32 logits (B,T,V) from the output of `hidden`."""
+        logits = self.head(hidden)[..., : self.vocab_size]
+        # At least fp32 (spec section 1); a float64 model keeps its precision.
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return self.logit_softcap * torch.tanh(logits / self.logit_softcap)
+
+
+def size_of(d_model: int) -> int | float:
+    """The size that makes a width, as it would be written."""
+    size = d_model / WIDTH_UNIT
+    return int(size) if size.is_integer() else size
+
+
+def _check_sizes(values: Mapping[str, Any]) -> None:
+    if not 0 < values["size"] < math.inf:
+        raise UserError(f"size is {values['size']}; it must be positive.")
+    for name in ("vocab_size", "seq_len", "head_dim", "recurrent_layers", "num_recurrences"):
+        if values[name] < 1:
+            raise UserError(f"{name} is {values[name]}; it must be at least 1.")
+    for name in ("prelude_layers", "coda_layers"):
+        if values[name] < 0:
+            raise UserError(f"{name} is {values[name]}; it must not be negative.")
+    if values["head_dim"] % 2:
+        raise UserError(
+            f"head_dim is {values['head_dim']}; the rotary embedding turns pairs, so it must be even."
+        )
+    if not values["logit_softcap"] > 0:
+        raise UserError(f"logit_softcap is {values['logit_softcap']}; it must be positive.")

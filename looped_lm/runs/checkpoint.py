@@ -1,0 +1,188 @@
+"""Reading checkpoints as plain data, and comparing them with what they are to be loaded into."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from looped_lm.common.errors import UserError
+
+SHOWN = 8
+
+
+def load_checkpoint(path: str | Path) -> dict[str, Any]:
+    """A checkpoint as plain data and tensors, on the CPU, after a check of every byte of it.
+
+    Raises:
+        UserError: the file is no whole checkpoint of a LoopedLM.
+    """
+    verify(path)
+    return _read(path)
+
+
+def verify(path: str | Path) -> None:
+    """Compare a checkpoint's content with the checksums that were written with it.
+
+    `torch.save` writes a zip archive with a CRC-32 of every record, and `torch.load` does not look at them: it gives
+    back whatever stands in the file.
+
+    Raises:
+        UserError: the file is truncated, damaged, or none that `torch.save` writes.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+    except Exception as error:  # zipfile and zlib raise many types for a damaged archive
+        raise _unreadable(path, error) from error
+    if damaged is not None:
+        raise UserError(f"{path} is damaged: the checksum of {damaged!r} in it does not match its content.")
+
+
+def _unreadable(path: str | Path, error: Exception) -> ValueError:
+    # torch's reasons are paragraphs about its own internals; the first sentence says what it met.
+    reason = str(error).split(". ")[0]
+    return ValueError(
+        f"{path} cannot be read as a checkpoint: it is truncated, damaged, or something else ({reason})."
+    )
+
+
+def _read(path: str | Path, mmap: bool = False) -> dict[str, Any]:
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except Exception as error:
+        raise _unreadable(path, error) from error
+    needed = ("state_dict", "hyper_parameters", "global_step", "pytorch-lightning_version")
+    missing = [k for k in needed if not isinstance(checkpoint, dict) or k not in checkpoint]
+    if missing:
+        raise UserError(f"{path} is no checkpoint of a LoopedLM: it has no {' and no '.join(missing)}.")
+    return checkpoint
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A checkpoint file, and what it says of its run without its tensors being read."""
+
+    path: Path
+    step: int
+    record: Mapping[str, Any]
+
+
+def look(path: str | Path) -> Stored:
+    """What a checkpoint says of its run.
+
+    Raises:
+        UserError: the file cannot be read, or is no checkpoint of a LoopedLM.
+    """
+    checkpoint = _read(path, mmap=True)
+    record = checkpoint.get("run_record")
+    return Stored(Path(path), int(checkpoint["global_step"]), record if isinstance(record, dict) else {})
+
+
+def in_folder(folder: str | Path) -> tuple[list[Stored], dict[Path, str]]:
+    """Checkpoints of a folder from the newest to the oldest, and those that cannot be read with the reason."""
+    found, unreadable = [], {}
+    for path in sorted(Path(folder).glob("*.ckpt")):
+        try:
+            found.append(look(path))
+        except ValueError as error:
+            # Files of another process may go away between listing and reading.
+            if path.exists():
+                unreadable[path] = str(error)
+    # Two of one step: the later one was written after the run had gone back.
+    return sorted(found, key=lambda c: (c.step, _modified(c.path)), reverse=True), unreadable
+
+
+def _modified(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
+def newest_whole(folder: str | Path) -> tuple[Stored | None, dict[Path, str]]:
+    """The newest checkpoint of a folder that training can go on from, and the damaged ones with the reason.
+
+    Every byte of the one that is returned was checked; older ones were not looked at.
+    """
+    found, damaged = in_folder(folder)
+    for stored in found:
+        try:
+            verify(stored.path)
+        except ValueError as error:
+            damaged[stored.path] = str(error)
+            continue
+        return stored, damaged
+    return None, damaged
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One value that a checkpoint and a module do not share."""
+
+    key: str
+    stored: Any
+    given: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.stored!r} in the checkpoint, {self.given!r} here"
+
+
+def differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[Difference]:
+    """Every leaf of two nested mappings that is not equal; a key that one side lacks counts as None there."""
+    old, new = _leaves(stored), _leaves(given)
+    return [
+        Difference(key, old.get(key), new.get(key))
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+    ]
+
+
+def _leaves(values: Any, prefix: str = "") -> dict[str, Any]:
+    if _is_list_of_components(values):
+        # By class and not by place: a callback more would make a difference of all that follow.
+        names = [str(v["class_path"]) for v in values]
+        places = [f"#{names[:i].count(n) + 1}" if n in names[:i] else "" for i, n in enumerate(names)]
+        values = {n + place: v for n, place, v in zip(names, places, values, strict=True)}
+    if isinstance(values, Mapping):
+        leaves: dict[str, Any] = {}
+        for key, value in values.items():
+            leaves.update(_leaves(value, f"{prefix}.{key}" if prefix else str(key)))
+        return leaves
+    return {prefix: list(values) if isinstance(values, tuple) else values}
+
+
+def _is_list_of_components(values: Any) -> bool:
+    return (
+        isinstance(values, list)
+        and bool(values)
+        and all(isinstance(v, Mapping) and "class_path" in v for v in values)
+    )
+
+
+def compare_tensors(
+    stored: Mapping[str, Tensor],
+    own: Mapping[str, Tensor],
+    way_out: str = "Use the configuration the checkpoint was trained with, or LoopedLM.load_from_checkpoint(path).",
+) -> None:
+    """Refuse weights of another architecture.
+
+    Raises:
+        UserError: naming the tensors that differ in shape or exist on one side only.
+    """
+    problems = [
+        f"{name}: {tuple(stored[name].shape)} in the checkpoint, {tuple(own[name].shape)} in the model"
+        for name in sorted(own.keys() & stored.keys())
+        if stored[name].shape != own[name].shape
+    ]
+    problems += [f"{name}: only in the checkpoint" for name in sorted(stored.keys() - own.keys())]
+    problems += [f"{name}: only in the model" for name in sorted(own.keys() - stored.keys())]
+    if problems:
+        more = [f"... and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
+        raise UserError(
+            f"The checkpoint holds another architecture; {len(problems)} tensor(s) differ:\n  "
+            + "\n  ".join(problems[:SHOWN] + more)
+            + f"\n{way_out}"
+        )

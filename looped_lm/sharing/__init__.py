@@ -1,0 +1,1 @@
+"""Models in and out: exported folders, checkpoints, and the public reference's format."""

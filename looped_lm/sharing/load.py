@@ -1,0 +1,224 @@
+"""A trained model and its tokenizer, from a checkpoint or from an exported folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import yaml
+
+from looped_lm.common.errors import UserError
+from looped_lm.loop.component import as_instance, import_class
+from looped_lm.model.transformer import LoopedTransformer
+from looped_lm.runs.checkpoint import look, verify
+from looped_lm.sharing.export import architecture, load_pretrained, read_config, sha256
+
+if TYPE_CHECKING:
+    from lightning import LightningDataModule
+
+    from looped_lm.training.lightning_module import LoopedLM
+
+
+class TextTokenizer(Protocol):
+    """What is needed of a tokenizer; `datamodules.Tokenizer` has it."""
+
+    vocab_size: int
+    bos_id: int
+
+    def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
+        """Ids of each text, without BOS."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of the ids."""
+
+    def serialized(self) -> tuple[str, bytes]:
+        """(file name, content) of its stored form."""
+
+    def settings(self) -> dict[str, Any]:
+        """class_path and what else its class's `load(folder, settings)` needs."""
+
+
+def load_model(path: str | Path) -> LoopedTransformer:
+    """The model of a checkpoint, or of a folder written by `export`, on the CPU.
+
+    Raises:
+        UserError: there is nothing at `path`.
+        UserError: it is neither.
+    """
+    # A folder needs no Lightning.
+    return load_pretrained(path).eval() if Path(path).is_dir() else load_lm(path).model.eval()
+
+
+def load_lm(path: str | Path) -> LoopedLM:
+    """The Lightning module of a checkpoint, or one around the model of an exported folder, on the CPU.
+
+    The recipe of the latter is a placeholder: it is for evaluation.
+
+    Raises:
+        UserError: there is nothing at `path`.
+        UserError: it is neither.
+    """
+    from looped_lm.training.lightning_module import LoopedLM
+
+    path = Path(path)
+    if path.is_dir():
+        from looped_lm.training.schedules import Steps
+
+        model = load_pretrained(path)
+        lm = LoopedLM(horizon=Steps(1), batch_tokens=model.seq_len, **architecture(model))
+        lm.model = model
+        return lm.eval()
+    if not path.is_file():
+        raise UserError(
+            f"{path} is neither a checkpoint nor a folder written by `python -m looped_lm export`."
+        )
+    look(path)
+    verify(path)
+    try:
+        return LoopedLM.load_from_checkpoint(path, map_location="cpu").eval()
+    except TypeError as error:
+        # Hyperparameters that the class does not have.
+        raise UserError(f"{path} cannot be loaded into a LoopedLM: {error}.") from error
+
+
+def load_data(path: str | Path, given: str | None = None) -> LightningDataModule:
+    """The data module that a model was trained with, set up for validation.
+
+    Args:
+        path: checkpoint, which names its data in the run record, or exported folder, which does not. The embedded
+            corpus is prepared first where it is not there yet.
+        given: class path of another data module, or class_path and init_args as YAML.
+
+    Raises:
+        UserError: it is not known, or not at hand.
+    """
+    way_out = (
+        "Name some by --data, such as "
+        "'{class_path: datamodules.TokenDataModule, init_args: {data_dir: my_data, seq_len: 256}}'."
+    )
+    return _data(path, given, "validate", way_out)
+
+
+def names_data(path: str | Path) -> bool:
+    """Whether a checkpoint says what data it was trained on; exported folders and converted checkpoints do not.
+
+    Raises:
+        UserError: the file cannot be read, or is no checkpoint.
+    """
+    return bool(_named_data(path).get("class_path"))
+
+
+def recorded_config(path: str | Path) -> dict[str, Any]:
+    """The configuration of the run that wrote a checkpoint; empty for exported folders and where nothing says it.
+
+    Raises:
+        UserError: the file cannot be read, or is no checkpoint.
+    """
+    return {} if Path(path).is_dir() else look(path).record.get("config") or {}
+
+
+def _named_data(path: str | Path) -> Any:
+    return recorded_config(path).get("data") or {}
+
+
+def _data(path: str | Path, given: str | None, stage: str, way_out: str) -> LightningDataModule:
+    if given is None and not names_data(path):
+        raise UserError(f"{path} does not say what data it was trained on. {way_out}")
+    spec = _named_data(path) if given is None else _spec(given)
+    try:
+        data = as_instance(spec)
+        data.prepare_data()
+        data.setup(stage)
+    except (TypeError, ValueError, OSError) as error:
+        raise UserError(f"The data of {path} is not at hand ({error}). {way_out}") from error
+    return data
+
+
+def _spec(given: str) -> Any:
+    """A component as the command line names it."""
+    try:
+        spec = yaml.safe_load(given)
+    except yaml.YAMLError:
+        spec = None
+    if isinstance(spec, str):
+        return {"class_path": spec}
+    if not isinstance(spec, dict) or not isinstance(spec.get("class_path"), str):
+        raise UserError(f"{given!r} names no class: give a class path, or class_path and init_args as YAML.")
+    return spec
+
+
+def load_tokenizer(path: str | Path, given: str | None = None, data: str | None = None) -> TextTokenizer:
+    """The tokenizer that a model was trained with.
+
+    Args:
+        path: checkpoint or exported folder. A checkpoint names its data in the run record, and the data its tokenizer;
+            the embedded corpus is prepared first where it is not there yet.
+        given: class path of another, or class_path and init_args as YAML.
+        data: a data module whose tokenizer it is, where a file names none itself, as `load_data` takes it.
+
+    Raises:
+        UserError: there is none to be found, or not the one that the file names.
+    """
+    if given is not None:
+        tokenizer = as_instance(_spec(given))
+        if not all(hasattr(tokenizer, name) for name in ("encode", "decode", "bos_id", "vocab_size")):
+            raise UserError(
+                f"--tokenizer {given!r} gives a {type(tokenizer).__name__}, which is no tokenizer."
+            )
+        return tokenizer
+    way_out = (
+        "Name one by --tokenizer, such as datamodules.ByteTokenizer or "
+        "'{class_path: datamodules.FileTokenizer, init_args: {path: tokenizer.json}}'."
+    )
+    path = Path(path)
+    if path.is_dir():
+        settings = read_config(path).get("tokenizer")
+        if settings is not None:
+            return _exported_tokenizer(path, settings, way_out)
+        if data is None:
+            raise UserError(f"{path} was exported without a tokenizer. {way_out}")
+    module = _data(path, None if path.is_file() and names_data(path) else data, "predict", way_out)
+    if not hasattr(module, "load_tokenizer"):
+        raise UserError(f"{path} was trained on {type(module).__name__}, which knows no tokenizer. {way_out}")
+    try:
+        return module.load_tokenizer()
+    except (ValueError, OSError) as error:
+        raise UserError(f"The tokenizer of {path} is not at hand ({error}). {way_out}") from error
+
+
+def _exported_tokenizer(folder: Path, settings: Any, way_out: str) -> TextTokenizer:
+    """The tokenizer beside an exported model. A shared folder must not make us call just anything."""
+    name = settings.get("class_path") if isinstance(settings, dict) else None
+    found = import_class(name) if isinstance(name, str) else None
+    needed = ("encode", "decode", "serialized", "load")
+    if not isinstance(found, type) or not all(callable(getattr(found, method, None)) for method in needed):
+        raise UserError(f"{folder}: the tokenizer is {name!r}, which is no class of tokenizers. {way_out}")
+    try:
+        tokenizer: TextTokenizer = found.load(folder, settings)  # type: ignore[attr-defined]
+    except Exception as error:  # The tokenizers library raises a bare Exception for a file that is not there.
+        raise UserError(f"The tokenizer of {folder} cannot be loaded ({error}). {way_out}") from error
+    stored, here = settings.get("sha256"), sha256(tokenizer)
+    if stored not in (None, here):
+        raise UserError(
+            f"The tokenizer of {folder} is not the one it was exported with (sha256 {here[:12]} in place of "
+            f"{str(stored)[:12]}). {way_out}"
+        )
+    return tokenizer
+
+
+def refuse_other_tokenizer(path: str | Path, data: LightningDataModule) -> None:
+    """Refuse data of another tokenizer than an exported folder's; a checkpoint's data module compares by itself.
+
+    Raises:
+        UserError: they differ.
+    """
+    settings = read_config(Path(path)).get("tokenizer") if Path(path).is_dir() else None
+    if not settings or "sha256" not in settings or not hasattr(data, "load_tokenizer"):
+        return
+    found = sha256(data.load_tokenizer())
+    if found != settings["sha256"]:
+        raise UserError(
+            f"The data was prepared with another tokenizer (sha256 {found[:12]}) than the model of {path} was exported "
+            f"with ({settings['sha256'][:12]}): give --data prepared with the model's."
+        )

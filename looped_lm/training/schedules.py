@@ -1,0 +1,281 @@
+"""Horizon, learning-rate transfer and learning-rate schedule. Pure functions of numbers; no torch.
+
+D target training tokens, S optimizer steps, C training FLOPs, F training FLOPs per token.
+Sources: arXiv 2604.21106, section 4 and its appendix on hyperparameters; HyperP: arXiv 2603.28743.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from looped_lm.common.errors import UserError
+from looped_lm.loop.component import Component
+
+
+@dataclass(frozen=True)
+class RunSize:
+    """What a horizon may depend on.
+
+    Attributes:
+        flops_per_token: training FLOPs per token F with r recurrences, convention `paper`.
+        batch_tokens: tokens of one optimizer step.
+        n_once: parameters used once per token.
+        n_rec: parameters used in every recurrence.
+        num_recurrences: recurrences r.
+        step_flops: training FLOPs of optimizer step t, where steps differ in their recurrences; None: all are alike.
+    """
+
+    flops_per_token: float
+    batch_tokens: int
+    n_once: int
+    n_rec: int
+    num_recurrences: int
+    step_flops: Callable[[int], float] | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Length of a run: steps S, target tokens D (not rounded to steps), and the FLOPs budget C if that set it."""
+
+    steps: int
+    tokens: float
+    flops_budget: float | None = None
+
+
+class Horizon(Component, ABC):
+    """How long to train."""
+
+    @abstractmethod
+    def plan(self, size: RunSize) -> Plan:
+        """Steps and target tokens of a run of this size.
+
+        Raises:
+            UserError: less than one optimizer step.
+        """
+
+
+def _at_least_one(steps: int, tokens: float, size: RunSize, what: str) -> int:
+    if steps < 1:
+        raise UserError(
+            f"{what} is {tokens:,.0f} tokens, less than one optimizer step of {size.batch_tokens:,} tokens: "
+            "raise the horizon or lower batch_tokens."
+        )
+    return steps
+
+
+def _positive(name: str, value: float) -> float:
+    if not (math.isfinite(value) and value > 0):
+        raise UserError(f"{name} is {value}; it must be positive and finite.")
+    return float(value)
+
+
+class FlopsBudget(Horizon):
+    """Train for a FLOPs budget C: D = C/F and S = round(D / batch_tokens).
+
+    Where steps differ in their recurrences, S is the number of steps whose sum comes nearest to C, exactly so since the
+    counts are known beforehand, and F is the mean over these steps.
+
+    Args:
+        flops: training FLOPs in the convention `paper`.
+
+    Raises:
+        UserError: no positive finite number, or (from `plan`) a budget below one step.
+    """
+
+    def __init__(self, flops: float) -> None:
+        self.flops = _positive("flops", flops)
+
+    def plan(self, size: RunSize) -> Plan:
+        tokens = self.flops / size.flops_per_token
+        steps = round(tokens / size.batch_tokens)
+        if size.step_flops is not None:
+            spent, steps = 0.0, 0
+            # A step is taken if the budget is nearer after it than before it.
+            while spent + (cost := size.step_flops(steps)) / 2 <= self.flops:
+                spent, steps = spent + cost, steps + 1
+            if steps:
+                tokens = self.flops * steps * size.batch_tokens / spent
+        _at_least_one(steps, tokens, size, f"A budget of {self.flops:g} FLOPs")
+        return Plan(steps, tokens, self.flops)
+
+
+class TokenBudget(Horizon):
+    """Train on a number of tokens D, S = floor(D / batch_tokens).
+
+    Args:
+        tokens: D, over all devices.
+
+    Raises:
+        UserError: no positive finite number, or (from `plan`) less than one step.
+    """
+
+    def __init__(self, tokens: float) -> None:
+        self.tokens = _positive("tokens", tokens)
+
+    def plan(self, size: RunSize) -> Plan:
+        steps = _at_least_one(int(self.tokens // size.batch_tokens), self.tokens, size, "The token budget")
+        return Plan(steps, self.tokens)
+
+
+class TokensPerParameter(Horizon):
+    """Train on D = ratio·(N_once + r·N_rec) tokens, S = floor(D / batch_tokens).
+
+    Literally so for lanes, too, whose r(K²+2K) scalars stand in N_rec.
+
+    Args:
+        ratio: tokens per parameter, those of the loop counted r times, without embedding and head.
+
+    Raises:
+        UserError: no positive finite number, or (from `plan`) less than one step.
+    """
+
+    def __init__(self, ratio: float) -> None:
+        self.ratio = _positive("ratio", ratio)
+
+    def plan(self, size: RunSize) -> Plan:
+        tokens = self.ratio * (size.n_once + size.num_recurrences * size.n_rec)
+        steps = int(tokens // size.batch_tokens)
+        return Plan(
+            _at_least_one(steps, tokens, size, f"A ratio of {self.ratio:g} tokens per parameter"), tokens
+        )
+
+
+class Steps(Horizon):
+    """Train for a number of optimizer steps S, D = S·batch_tokens.
+
+    Args:
+        steps: S.
+
+    Raises:
+        UserError: less than one.
+    """
+
+    def __init__(self, steps: int) -> None:
+        if steps < 1:
+            raise UserError(f"steps is {steps}; it must be at least 1.")
+        self.steps = steps
+
+    def plan(self, size: RunSize) -> Plan:
+        return Plan(self.steps, float(self.steps * size.batch_tokens))
+
+
+class HyperP(Component):
+    """Learning rates per role, transferred from the reference of size 10 (d = 640), batches of 2^18 tokens and D_ref.
+
+    Width factor (d/640)^width_exponent for all roles but `matrix`; batch factor (batch/2^18)^batch_exponent for matrix,
+    embedding and head; data factor (D/D_ref)^data_exponent for matrix alone. Exponents of 0 switch a factor off.
+
+    Args:
+        matrix: base rate of the matrices.
+        embedding: base rate of the embedding.
+        head: base rate of the head.
+        norm: base rate of the norm scales.
+        lanes: base rate of the lane parameters.
+        width_exponent: exponent of the width factor.
+        batch_exponent: exponent of the batch factor.
+        data_exponent: exponent of the data factor.
+
+    Raises:
+        UserError: a base rate that is negative or not finite.
+    """
+
+    REFERENCE_WIDTH = 640
+    REFERENCE_BATCH_TOKENS = 2**18
+
+    def __init__(
+        self,
+        matrix: float = 0.014,
+        embedding: float = 0.3,
+        head: float = 0.004,
+        norm: float = 0.005,
+        lanes: float = 0.01,
+        width_exponent: float = -0.5,
+        batch_exponent: float = 0.558,
+        data_exponent: float = -0.32,
+    ) -> None:
+        self.base = {"matrix": matrix, "embedding": embedding, "head": head, "norm": norm, "lanes": lanes}
+        for role, rate in self.base.items():
+            if not (math.isfinite(rate) and rate >= 0):
+                raise UserError(f"Learning rate {role}={rate}; it must be finite and not negative.")
+        self.width_exponent, self.batch_exponent = width_exponent, batch_exponent
+        self.data_exponent = data_exponent
+
+    def learning_rates(
+        self, d_model: int, batch_tokens: int, tokens: float, reference_tokens: float
+    ) -> dict[str, float]:
+        """Learning rate of every role.
+
+        Args:
+            d_model: width d.
+            batch_tokens: tokens of one optimizer step.
+            tokens: target tokens D.
+            reference_tokens: D_ref.
+
+        Raises:
+            UserError: exponents that make a rate zero or infinite.
+        """
+        try:
+            width = (d_model / self.REFERENCE_WIDTH) ** self.width_exponent
+            batch = (batch_tokens / self.REFERENCE_BATCH_TOKENS) ** self.batch_exponent
+            data = (tokens / reference_tokens) ** self.data_exponent
+        except OverflowError as error:
+            raise UserError("An exponent of the learning-rate transfer is too large for this run.") from error
+        factors = {"matrix": batch * data, "embedding": width * batch, "head": width * batch}
+        rates = {role: rate * factors.get(role, width) for role, rate in self.base.items()}
+        for role, rate in rates.items():
+            if not math.isfinite(rate) or (rate == 0) != (self.base[role] == 0):
+                raise UserError(f"The transferred learning rate of {role} is {rate}: look at the exponents.")
+        return rates
+
+
+class LinearSchedule(Component):
+    """Learning-rate multiplier: linear warm-up, constant, linear warm-down.
+
+    (t+1)/w for t < w; 1 while t <= S-wd; then p + f(1-p) with p = (S-t)/wd, where w and wd are round(fraction·S).
+
+    Args:
+        warmup: fraction of the steps that warm up.
+        warmdown: fraction of the steps that warm down.
+        final: multiplier f that the warm-down approaches.
+
+    Raises:
+        UserError: a fraction outside [0, 1], or fractions that overlap.
+    """
+
+    def __init__(self, warmup: float = 0.0, warmdown: float = 1.0, final: float = 0.1) -> None:
+        for name, value in (("warmup", warmup), ("warmdown", warmdown), ("final", final)):
+            if not 0.0 <= value <= 1.0:
+                raise UserError(f"{name} is {value}; it must lie between 0 and 1.")
+        if warmup + warmdown > 1.0:
+            raise UserError(f"warmup {warmup} and warmdown {warmdown} overlap: their sum must not exceed 1.")
+        self.warmup, self.warmdown, self.final = warmup, warmdown, final
+
+    def multiplier(self, step: int, steps: int) -> float:
+        """Multiplier at step t = 0..S-1 of S; at t = S it is f."""
+        warmup, warmdown = round(self.warmup * steps), round(self.warmdown * steps)
+        if step < warmup:
+            return (step + 1) / warmup
+        if step <= steps - warmdown:
+            return 1.0
+        p = max(0.0, (steps - step) / warmdown)
+        return p + self.final * (1.0 - p)
+
+
+def accumulation(batch_tokens: int, rows: int, seq_len: int, world_size: int) -> int:
+    """Micro-batches per optimizer step, so that one step sees exactly `batch_tokens` tokens.
+
+    Raises:
+        UserError: the batch is not a whole number of micro-batches.
+    """
+    micro = rows * seq_len * world_size
+    if batch_tokens < micro or batch_tokens % micro:
+        lower = max(batch_tokens // micro, 1) * micro
+        raise UserError(
+            f"batch_tokens {batch_tokens:,} is not a multiple of one micro-batch: {rows} rows x {seq_len} tokens x "
+            f"{world_size} process(es) = {micro:,} tokens. Nearest that fit: {lower:,} or {lower + micro:,}; or change "
+            "data.batch_size."
+        )
+    return batch_tokens // micro

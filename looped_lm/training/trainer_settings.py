@@ -1,0 +1,140 @@
+"""Trainer settings that follow from the recipe: steps, accumulation, validation interval."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import lightning as L
+import torch
+
+from looped_lm.common.errors import UserError
+from looped_lm.training.schedules import accumulation
+
+
+@dataclass(frozen=True)
+class Derived:
+    """What was set on a Trainer, so that a second fit on it is not taken for a user's own setting."""
+
+    accumulate_grad_batches: int = 1
+    val_check_interval: int | float = 1.0
+
+
+def say(trainer: L.Trainer, message: str) -> None:
+    """Print once. A module's own `print` goes through a progress bar, which does not show before training."""
+    if trainer.is_global_zero:
+        print(message)
+
+
+def usable_device(name: str | None) -> torch.device:
+    """A device by its name, such as cpu or cuda:1; None: a GPU where there is one.
+
+    Raises:
+        UserError: there is no such device here.
+    """
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.empty(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise UserError(f"The device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
+    return device
+
+
+def keeps_embedding_in_bf16(device: torch.device, precision: str | int | None) -> bool:
+    """Whether the embedding's weights themselves are bf16: under bf16 autocast on GPUs (spec: initialisation).
+
+    A CPU keeps them in fp32, where a bf16 table would save nothing that matters and cost precision.
+    """
+    return device.type == "cuda" and precision == "bf16-mixed"
+
+
+def derive(
+    trainer: L.Trainer,
+    steps: int,
+    batch_tokens: int,
+    seq_len: int,
+    val_every_steps: int | None,
+    before: Derived,
+) -> Derived:
+    """Put the recipe's settings on the trainer.
+
+    Args:
+        trainer: the trainer; its loops have not started.
+        steps: optimizer steps that the horizon plans.
+        batch_tokens: tokens of one optimizer step.
+        seq_len: tokens of a row.
+        val_every_steps: optimizer steps between validations; None leaves them to the end.
+        before: what an earlier fit derived.
+
+    Raises:
+        UserError: a trainer setting contradicts the recipe, or would do nothing.
+    """
+    if trainer.accumulate_grad_batches not in (1, before.accumulate_grad_batches):
+        raise UserError(
+            f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches}, but accumulation follows from "
+            f"model.batch_tokens ({batch_tokens:,}): leave it at 1 and set batch_tokens."
+        )
+    if trainer.val_check_interval not in (1.0, before.val_check_interval):
+        raise UserError(
+            f"trainer.val_check_interval is {trainer.val_check_interval}, but the interval follows from "
+            f"model.val_every_steps ({val_every_steps}), in optimizer steps: leave it unset."
+        )
+    rows = getattr(trainer.datamodule, "batch_size", None)  # type: ignore[attr-defined]
+    if rows is None:
+        raise UserError(
+            "The data module has no `batch_size` (rows per device), so batch_tokens cannot be met."
+        )
+    micro_batches = accumulation(batch_tokens, rows, seq_len, trainer.world_size)
+    trainer.accumulate_grad_batches = micro_batches
+    if trainer.fast_dev_run:  # type: ignore[attr-defined]
+        return Derived(micro_batches)
+    _refuse_cut_steps(trainer, steps, micro_batches)
+    # Without an interval validation comes from the FinalValidation callback, at the end.
+    interval = (steps + 1 if val_every_steps is None else val_every_steps) * micro_batches
+    trainer.val_check_interval = interval
+    if trainer.max_steps == -1:
+        trainer.fit_loop.epoch_loop.max_steps = steps
+    elif trainer.max_steps < steps:
+        say(
+            trainer,
+            f"trainer.max_steps stops this run after {trainer.max_steps} of the {steps} steps that its horizon plans; "
+            "the learning-rate schedule follows the plan.",
+        )
+    return Derived(micro_batches, interval)
+
+
+def _refuse_cut_steps(trainer: L.Trainer, steps: int, micro_batches: int) -> None:
+    limit = trainer.limit_train_batches
+    if trainer.overfit_batches:  # type: ignore[attr-defined]
+        raise UserError(
+            "trainer.overfit_batches does nothing to endless data: use a small data.data_dir instead."
+        )
+    if limit != 1.0 and (isinstance(limit, float) or limit % micro_batches):
+        raise UserError(
+            f"trainer.limit_train_batches is {limit}, which cuts short an optimizer step of {micro_batches} "
+            "micro-batches: set trainer.max_steps to stop early."
+        )
+    for name, value in (("min_steps", trainer.min_steps or 0), ("max_steps", trainer.max_steps)):
+        if value > steps:
+            raise UserError(
+                f"trainer.{name} is {value}, beyond the {steps} steps that model.horizon plans: set model.horizon "
+                "instead, for example looped_lm.Steps."
+            )
+
+
+def processes_of_torchrun(devices: Any, num_nodes: int, environment: Mapping[str, str]) -> tuple[Any, int]:
+    """`trainer.devices` and `trainer.num_nodes` as torchrun started the processes, where a run does not say otherwise.
+
+    With base.yaml's one device each of torchrun's processes would train a model of its own. What a run does say is
+    compared with torchrun's numbers by Lightning.
+
+    Args:
+        devices: as configured.
+        num_nodes: as configured.
+        environment: variables of this process.
+    """
+    if "TORCHELASTIC_RUN_ID" not in environment or str(devices) not in ("1", "auto", "-1"):
+        return devices, num_nodes
+    here, everywhere = int(environment["LOCAL_WORLD_SIZE"]), int(environment["WORLD_SIZE"])
+    return here, everywhere // here

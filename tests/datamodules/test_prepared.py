@@ -1,0 +1,70 @@
+"""The three places where prepared data comes from, and what is checked when it is opened."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from datamodules import ByteTokenizer, PrepareSettings, TextFiles, prepared
+from datamodules.errors import DataError
+from datamodules.prepared import CachedCorpus, GivenFolder
+from tests.support.data_samples import ListCorpus, made_up_texts
+from tests.support.data_samples import prepared as prepared_sample
+
+SETTINGS = PrepareSettings(seq_len=16, val_fraction=0.2)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    prepared_sample(tmp_path / "set")
+    return tmp_path / "set"
+
+
+def given(folder):
+    return GivenFolder(folder, {"seq_len": 16}, None, None)
+
+
+def test_a_given_folder_gives_manifest_rows_and_vocabulary(folder):
+    data = given(folder)
+    manifest = data.open(300)
+    assert data.vocab_size == 257
+    rows = data.rows(manifest, "val")
+    assert len(rows) == manifest["splits"]["val"]["rows"] and rows[0].shape == (17,)
+
+
+def test_a_cached_corpus_is_there_after_prepare_and_not_before(tmp_path):
+    data = CachedCorpus(ListCorpus(made_up_texts(60)), ByteTokenizer(), SETTINGS, tmp_path)
+    assert data.vocab_size == 257 and data.folder.parent == tmp_path
+    with pytest.raises(DataError, match="no prepared data at"):
+        data.open(257)
+    data.prepare(progress=False)
+    assert data.open(257)["splits"]["train"]["rows"] > 0
+
+
+def test_a_cached_corpus_knows_its_vocabulary_without_its_files(tmp_path):
+    assert CachedCorpus(TextFiles(["gone"]), ByteTokenizer(), SETTINGS, tmp_path).vocab_size == 257
+
+
+def test_damage_is_found_when_data_is_opened(folder, monkeypatch):
+    (chunk,) = (folder / "val").glob("*.bin")
+    whole = chunk.read_bytes()
+    chunk.write_bytes(whole[:-9] + bytes((whole[-9] ^ 4,)) + whole[-8:])
+    with pytest.raises(
+        DataError, match="val/chunk-00000-0.bin: content changed.*Restore or prepare it again"
+    ):
+        given(folder).open(257)
+    # Data too large to be hashed at each start is left to `verify`.
+    monkeypatch.setattr(prepared, "SMALL_BYTES", 10)
+    given(folder).open(257)
+    chunk.write_bytes(whole[:-1])
+    with pytest.raises(DataError, match=f"{len(whole) - 1} bytes, expected {len(whole)}"):
+        given(folder).open(257)
+    shutil.rmtree(folder / "val")
+    with pytest.raises(DataError, match="val/chunk-00000-0.bin: missing; val/index.json: missing"):
+        given(folder).open(257)
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(DataError, match="no prepared data at .*gone"):
+        given(tmp_path / "gone").vocab_size  # noqa: B018
