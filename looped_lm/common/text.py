@@ -13,22 +13,22 @@ class _Ranked(Protocol):
 
 
 def say(trainer: _Ranked, message: str) -> None:
-    """Print once for all processes. A module's own `print` goes through a progress bar, which does not show yet."""
+    """Print on one process of a run. A module's own `print` goes through the progress bar, which may not show yet."""
     if trainer.is_global_zero:
         print(message)
 
 
 def did_you_mean(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
-    """ " Did you mean 'x'?" with the closest of the names that exist, or "" where none is close.
+    """The question "Did you mean 'x'?" with the closest of the names that exist, or "" if none is close.
 
-    It begins with a space, so that it can follow the sentence that says what is wrong.
+    The question begins with a space, so that it can follow the sentence that says what is wrong.
     """
     close = difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def duration(seconds: float) -> str:
-    """A time in the unit that suits it."""
+    """A time in the unit that suits it: days, hours, minutes or seconds."""
     for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"
@@ -36,7 +36,7 @@ def duration(seconds: float) -> str:
 
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> str:
-    """A table in columns, the first `left` of them set to the left, the others to the right."""
+    """A table whose first `left` columns are aligned to the left and whose other columns are aligned to the right."""
     table = [list(header), *(list(row) for row in rows)]
     widths = [max(len(row[i]) for row in table) for i in range(len(header))]
     return "\n".join(

@@ -1,6 +1,6 @@
-"""The key/value cache of a looped model: every layer of the block has entries for several recurrences.
+"""The key/value cache of a looped model, in which every layer of the block has entries for several recurrences.
 
-B batch rows, T tokens in one pass, S capacity in tokens, g key/value heads, c = head_dim, r recurrences, k slots.
+B batch rows, T tokens of one pass, S capacity in tokens, g key/value heads, c = head_dim, r recurrences, k slots.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from looped_lm.generation.early_exit import EarlyExit, ExitRule
 class KVCache:
     """Keys and values of the tokens so far, for rows of different lengths.
 
-    Every layer of the block keeps k of its r recurrences: recurrence i reads and writes slot i mod k, so that a slot
-    ends with the last recurrence that wrote it. With k = r decoding computes what a pass over the whole text computes;
-    with less, a token at recurrence i sees earlier tokens at the last recurrence of the same slot, which saves memory
-    and drifts. Source of the sharing: arXiv 2502.05171 (section on KV-cache sharing). Prelude and coda have one slot.
+    Every layer of the block keeps k of its r recurrences. Recurrence i reads and writes slot i mod k, so a slot ends up
+    with the last recurrence that wrote it. With k = r, decoding computes what a pass over the whole text computes. With
+    fewer slots, a token at recurrence i sees earlier tokens at the last recurrence of the same slot; that saves memory,
+    and results drift. Source: arXiv 2502.05171, section on KV-cache sharing. Prelude and coda have one slot.
 
-    Rows are padded on the right. A pass over prompts is then the pass of training, and the tokens decoded later
+    Rows are padded on the right. A pass over the prompts then equals a pass of training, and the tokens decoded later
     overwrite the padding, one position per row. Injection, lanes and residuals must act on each token alone.
 
     Args:
@@ -28,10 +28,10 @@ class KVCache:
         capacity: tokens S that a row can hold.
         num_recurrences: r of every pass.
         budget: slots k of the block's layers; None: r.
-        exit_rule: when a row's state has settled, so that its remaining recurrences are left out; None: never.
+        exit_rule: says when the state of a row has settled, which skips its remaining recurrences; None: never.
 
     Raises:
-        UserError: a budget outside of 1..r.
+        UserError: the budget is outside 1..r.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class KVCache:
     ) -> None:
         if budget is not None and not 1 <= budget <= num_recurrences:
             raise UserError(
-                f"The KV budget is {budget}; it counts recurrences that are kept, from 1 to the {num_recurrences} "
+                f"The KV budget is {budget}; it is the number of recurrences to keep, from 1 to the {num_recurrences} "
                 "that run. Leave it out to keep all."
             )
         self.rows, self.capacity = rows, capacity
@@ -54,7 +54,7 @@ class KVCache:
         self._stored: dict[tuple[nn.Module, int], tuple[Tensor, Tensor]] = {}
         self._gated: set[nn.Module] = set()
         self.filled = 0
-        #: Decides on leaving out recurrences during this pass; None in the pass over the prompts, which runs all.
+        #: Decides which recurrences this pass skips; None in the pass over the prompts, which runs all.
         self.exit: EarlyExit | None = None
         self.positions: Tensor
         self.mask: Tensor | None = None
@@ -63,17 +63,15 @@ class KVCache:
         """Announce a pass.
 
         Args:
-            positions: int64 (B,T), where each row's tokens stand in its text. The first pass starts at 0.
-            end: one more than the largest of them.
-            live: bool (B,), rows whose output is wanted; an early exit does not wait for the others.
-
-        Raises:
-            UserError: the rows are longer than the capacity.
+            positions: int64 (B,T), the position of each row's tokens in its text. The first pass starts at 0.
+            end: one more than the largest position.
+            live: bool (B,), the rows whose output is wanted; an early exit does not wait for the others.
         """
-        if end > self.capacity:
-            raise UserError(f"The cache holds {self.capacity} tokens a row; {end} are too many.")
+        assert end <= self.capacity, (
+            f"the cache holds {self.capacity} tokens per row, and this pass needs {end}"
+        )
         if self.filled == 0:
-            # Tokens of the first pass see each other alone: plain causal attention, padding comes last.
+            # Tokens of the first pass see only each other: plain causal attention, since padding comes last.
             self.mask, self.exit = None, None
         else:
             keys = torch.arange(end, device=positions.device)
@@ -84,20 +82,20 @@ class KVCache:
             self.exit.begin(self.rows, positions.device, live)
 
     def recurrence(self, i: int) -> KVSlot:
-        """What the block's layers read and write at recurrence `i`."""
+        """The slot that the block's layers read and write at recurrence `i`."""
         return KVSlot(self, i % self.slots, gated=True)
 
     @property
     def bytes(self) -> int:
-        """Memory of all entries."""
+        """Bytes of all entries."""
         return sum(t.untyped_storage().nbytes() for pair in self._stored.values() for t in pair)
 
     def extend(
         self, layer: nn.Module, index: int, gated: bool, k: Tensor, v: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Store k and v (B,g,T,c) of a layer's slot; returns all keys and values (B,g,S',c) to attend to, and the mask.
+        """Store k and v (B,g,T,c) in a layer's slot; returns all keys and values (B,g,S',c) to attend to, and the mask.
 
-        The mask (B,1,T,S') is None in the first pass, which is causal over its own tokens.
+        The mask (B,1,T,S') is None in the first pass, whose attention is causal over its own tokens.
         """
         if (layer, index) not in self._stored:
             shape = (self.rows, self.capacity, k.shape[1], k.shape[3])
@@ -117,7 +115,7 @@ class KVCache:
         return keys[:, :end].transpose(1, 2), values[:, :end].transpose(1, 2), self.mask
 
     def _fill(self, leaving: Tensor, i: int) -> None:
-        """Rows that leave after recurrence `i` lend its entries to the slots that they will not reach."""
+        """Copy the entries of recurrence `i` of rows that leave after it to the slots that they will not reach."""
         rows = leaving.nonzero()
         where = rows, self.positions[rows[:, 0]]
         for layer in self._gated:
@@ -127,7 +125,7 @@ class KVCache:
 
 
 class KVSlot:
-    """One slot of the cache, as it is handed to layers."""
+    """One slot of the cache, as layers receive it."""
 
     def __init__(self, cache: KVCache, index: int, gated: bool) -> None:
         self.cache, self.index, self.gated = cache, index, gated

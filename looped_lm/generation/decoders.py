@@ -1,4 +1,4 @@
-"""Next-token logits for growing rows, with the cache and without.
+"""Next-token logits for growing rows of tokens, with the cache or without.
 
 B batch rows, V vocabulary. A row is a list of token ids; rows may differ in length.
 """
@@ -18,10 +18,10 @@ from looped_lm.model.transformer import LoopedTransformer
 
 
 def check_ids(model: LoopedTransformer, ids: Sequence[int]) -> None:
-    """Refuse tokens that the model has no embedding for.
+    """Refuse tokens for which the model has no embedding.
 
     Raises:
-        UserError: naming the range of the ids, and the model's.
+        UserError: an id is outside the vocabulary. The message gives the range of the ids and that of the model.
     """
     if not 0 <= min(ids) <= max(ids) < model.vocab_size:
         raise UserError(
@@ -31,16 +31,16 @@ def check_ids(model: LoopedTransformer, ids: Sequence[int]) -> None:
 
 
 class Decoder(ABC):
-    """Rows of tokens that grow by one token each.
+    """Rows of tokens that grow by one token at a time.
 
     Args:
-        model: the model.
+        model: predicts the next tokens.
         prompts: token ids of every row, at least one each.
-        max_new_tokens: tokens that each row may grow by.
+        max_new_tokens: tokens by which each row may grow.
         num_recurrences: recurrences of every pass; None: the model's own count.
 
     Raises:
-        UserError: no rows, an empty one, ids outside of the vocabulary, or a count the model cannot run.
+        UserError: there are no rows, a row is empty, ids are outside the vocabulary, or the model cannot run the count.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Decoder(ABC):
         num_recurrences: int | None = None,
     ) -> None:
         if not prompts or not all(prompts):
-            raise UserError("Every prompt needs at least one token (BOS, where the text is empty).")
+            raise UserError("Every prompt needs at least one token (BOS, if the text is empty).")
         if max_new_tokens < 1:
             raise UserError(f"max_new_tokens is {max_new_tokens}; it must be at least 1.")
         check_ids(model, [token for prompt in prompts for token in prompt])
@@ -61,7 +61,7 @@ class Decoder(ABC):
         device = model.head.weight.device
         self.longest = max(map(len, prompts))
         self.capacity = self.longest + max_new_tokens
-        #: Tokens so far (B,S), and how many of them each row (B,) has.
+        #: Tokens so far (B,S), and the length of each row (B,).
         self.tokens = torch.zeros(len(prompts), self.capacity, dtype=torch.int64, device=device)
         self.lengths = torch.tensor([len(p) for p in prompts], device=device)
         for row, prompt in zip(self.tokens, prompts, strict=True):
@@ -81,11 +81,11 @@ class Decoder(ABC):
 
     @abstractmethod
     def logits(self, live: Tensor | None = None) -> Tensor:
-        """Logits (B,V) of the token after each row; only those of `live` rows (B,) matter."""
+        """Logits (B,V) of the token after each row. Only the `live` rows (B,) matter; None: all."""
 
 
 class UncachedDecoder(Decoder):
-    """Runs the model over the whole rows for every token."""
+    """Runs the model over the whole of every row for each token."""
 
     def logits(self, live: Tensor | None = None) -> Tensor:
         hidden = self.model.hidden(self.tokens[:, : self.longest], self.num_recurrences)
@@ -93,11 +93,11 @@ class UncachedDecoder(Decoder):
 
 
 class CachedDecoder(Decoder):
-    """Runs the model over the prompts once, then over one token of each row at a time.
+    """Runs the model once over the prompts, then over one token of each row at a time.
 
     Args:
-        budget: recurrences whose entries are kept; see `KVCache`.
-        exit_rule: when a token has had enough recurrences; None: never. Prompts get all of them.
+        budget: number of recurrences whose entries are kept; see `KVCache`.
+        exit_rule: says when a token has had enough recurrences; None: never. Prompts get all recurrences.
     """
 
     def __init__(

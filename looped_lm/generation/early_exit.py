@@ -1,7 +1,7 @@
 """Early exit: a row leaves the loop when its state has stopped changing.
 
-B batch rows, d = d_model, V vocabulary. Decoding only: each row has one token. A row's decision never depends on the
-others in the batch. Source of both criteria: arXiv 2502.05171 (section on zero-shot adaptive compute).
+B batch rows, d = d_model, V vocabulary. This is for decoding only, where each row has one token. A row's decision never
+depends on the other rows. Source of both criteria: arXiv 2502.05171, section on zero-shot adaptive compute.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from looped_lm.common.errors import UserError
 
 
 class ExitRule(ABC):
-    """When the state has settled: a measure of change between two recurrences falls below a threshold.
+    """Says when the state has settled: a measure of change between two recurrences falls below a threshold.
 
     Raises:
-        UserError: a threshold that is not positive.
+        UserError: the threshold is not positive and finite.
     """
 
     def __init__(self, threshold: float) -> None:
@@ -30,7 +30,7 @@ class ExitRule(ABC):
 
     @abstractmethod
     def look(self, state: Tensor, logits: Callable[[Tensor], Tensor]) -> Tensor:
-        """What is compared, from the state (B,1,d) that the coda would read; `logits` runs coda and head on it."""
+        """What to compare, from the state (B,1,d) that the coda would read; `logits` runs coda and head on it."""
 
     @abstractmethod
     def change(self, before: Tensor, after: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ class ExitRule(ABC):
 class RelativeChange(ExitRule):
     """‖s_i - s_{i-1}‖ / ‖s_i‖ of the state that the coda would read.
 
-    Not what a run logs as `loop/change_i`: that is relative to ‖s_{i-1}‖, over all lanes and over rows of training.
+    A run logs something else as `loop/change_i`: that is relative to ‖s_{i-1}‖, over all lanes and over training rows.
     """
 
     def look(self, state: Tensor, logits: Callable[[Tensor], Tensor]) -> Tensor:
@@ -51,7 +51,7 @@ class RelativeChange(ExitRule):
 
 
 class KLChange(ExitRule):
-    """KL(p_i ‖ p_{i-1}) in nats between the next-token distributions; runs the coda after every recurrence."""
+    """KL(p_i ‖ p_{i-1}) in nats between the next-token distributions. It runs the coda after every recurrence."""
 
     def look(self, state: Tensor, logits: Callable[[Tensor], Tensor]) -> Tensor:
         return logits(state).flatten(1).log_softmax(dim=-1)
@@ -61,33 +61,33 @@ class KLChange(ExitRule):
 
 
 class EarlyExit:
-    """Which rows are still in the loop during a pass, and what those that left have put out.
+    """Which rows are still in the loop during a pass, and the states of those that have left.
 
     Args:
-        rule: when to leave.
-        on_exit: called as `on_exit(leaving, i)` with rows (B,) that leave after recurrence `i`.
+        rule: says when a row leaves.
+        on_exit: called as `on_exit(leaving, i)` with the rows, bool (B,), that leave after recurrence `i`.
     """
 
     def __init__(self, rule: ExitRule, on_exit: Callable[[Tensor, int], None]) -> None:
         self.rule, self._on_exit = rule, on_exit
-        #: Rows (B,) that still run.
+        #: Rows that still run, bool (B,).
         self.active: Tensor
         #: Recurrences (B,) that each row has run in this pass.
         self.used: Tensor
-        #: What the coda reads (B,1,d): the state with which each row left.
+        #: What the coda reads (B,1,d): the state with which each row left, or its newest one.
         self.output: Tensor
         self._before: Tensor
         self.some_left = False
 
     def begin(self, rows: int, device: torch.device, live: Tensor | None) -> None:
-        """Start a pass, in which rows that are not `live` leave after the first recurrence."""
+        """Start a pass. Rows that are not `live` leave after the first recurrence."""
         self.active = torch.ones(rows, dtype=torch.bool, device=device)
         self.used = torch.zeros(rows, dtype=torch.int64, device=device)
         self._live = self.active if live is None else live
         self.some_left = False
 
     def settled(self, i: int, state: Tensor, logits: Callable[[Tensor], Tensor]) -> bool:
-        """Note the state (B,1,d) after recurrence `i`; whether all rows have left."""
+        """Take note of the state (B,1,d) after recurrence `i`; returns whether all rows have left."""
         self.output = state if i == 0 else torch.where(self.active[:, None, None], state, self.output)
         self.used += self.active
         seen = self.rule.look(state, logits)

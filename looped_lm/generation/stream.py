@@ -1,11 +1,8 @@
-"""Generating text token by token, and what shortcuts cost.
-
-B batch rows, V vocabulary.
-"""
+"""Text from a decoder, token by token, and what its shortcuts cost."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,17 +10,41 @@ from torch import Tensor
 
 from looped_lm.generation.decoders import Decoder
 from looped_lm.generation.sampling import Sampling
+from looped_lm.model.transformer import LoopedTransformer
+from looped_lm.sharing.load import TextTokenizer
+
+#: Tokens of a prompt that are decoded together with its continuation: a decoder may drop the space that begins a text.
+_SEEN = 8
+
+
+def with_bos(tokenizer: TextTokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """Ids of every text after BOS, which begins a document."""
+    return [[tokenizer.bos_id, *map(int, ids)] for ids in tokenizer.encode(texts)]
+
+
+def known_ids(model: LoopedTransformer, tokenizer: TextTokenizer) -> int:
+    """The number of ids, from 0 on, that both the model and its tokenizer know. No others may be drawn."""
+    return min(model.vocab_size, tokenizer.vocab_size)
+
+
+def continuation(tokenizer: TextTokenizer, prompt: Sequence[int], new: Sequence[int]) -> str:
+    """Text of the `new` ids that follow those of a prompt. BOS begins a document and has no text."""
+    seen = list(prompt[-_SEEN:])
+    own = [token for token in new if token != tokenizer.bos_id]
+    before, whole = tokenizer.decode(seen), tokenizer.decode([*seen, *own])
+    # A prompt may end within a character.
+    return whole[len(before) :] if whole.startswith(before) else tokenizer.decode(own)
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one step added to every row; entries of rows that have ended before are None."""
+    """What one step added to every row; entries of rows that had ended before are None."""
 
     #: The new token's id.
     tokens: list[int | None]
     #: Its log-probability in nats, before temperature, top-k and top-p.
     log_probs: list[float | None]
-    #: Recurrences that predicted it.
+    #: Number of recurrences that predicted it.
     recurrences: list[int | None]
 
 
@@ -38,17 +59,17 @@ def stream(
     """Yield a step per new token until every row has ended.
 
     Args:
-        decoder: the rows.
-        max_new_tokens: steps at most.
-        sampling: how tokens are chosen; None: the most likely one.
-        stop_token: ends a row, as its last token; None: rows end with the steps.
-        vocab_size: ids below this alone are chosen, where a tokenizer has fewer than the model; None: all.
+        decoder: holds the rows and predicts their next tokens.
+        max_new_tokens: largest number of steps.
+        sampling: how tokens are chosen; None: always the most likely one.
+        stop_token: ends a row and is its last token; None: rows end with the steps.
+        vocab_size: only ids below this are chosen, for a tokenizer with fewer ids than the model; None: all.
     """
     sampling = Sampling() if sampling is None else sampling
     live = torch.ones_like(decoder.lengths, dtype=torch.bool)
     generators = sampling.generators(len(live), live.device)
-    # Compiled layers would be compiled again for every length of the cache.
     for _ in range(max_new_tokens):
+        # Eager, since compiled layers would be compiled again for every length of the cache.
         with torch.compiler.set_stance("force_eager"):
             logits = decoder.logits(live)[:, :vocab_size]
         tokens = sampling.choose(logits, generators)
@@ -65,7 +86,7 @@ def stream(
 
 @dataclass(frozen=True)
 class Generated:
-    """New tokens of every row, each with its log-probability (nats) and recurrences."""
+    """The new tokens of every row, each with its log-probability (nats) and number of recurrences."""
 
     tokens: list[list[int]]
     log_probs: list[list[float]]
@@ -73,7 +94,7 @@ class Generated:
 
     @classmethod
     def collect(cls, steps: Iterator[Step]) -> Generated:
-        """All of a stream."""
+        """All steps of a stream, by row."""
         rows = [(s.tokens, s.log_probs, s.recurrences) for s in steps]
         columns = [
             [[x for x in row if x is not None] for row in zip(*c, strict=True)]
@@ -84,12 +105,12 @@ class Generated:
 
 @dataclass(frozen=True)
 class Drift:
-    """How far shortcuts (a small KV budget, early exit) moved the predictions from those of all recurrences."""
+    """How far shortcuts (a small KV budget, early exit) moved the predictions away from those of all recurrences."""
 
     #: Mean and largest |Δ log p| of the chosen tokens, in nats.
     mean: float
     largest: float
-    #: Tokens looked at.
+    #: Number of tokens compared.
     tokens: int
 
     def __str__(self) -> str:
@@ -98,18 +119,15 @@ class Drift:
 
 @torch.inference_mode()
 def drift(decoder: Decoder, generated: Generated, vocab_size: int | None = None) -> Drift:
-    """Compare what was generated with one pass over each whole row, without cache and with all recurrences.
+    """Compare what a decoder has generated with one pass over each whole row, without cache, with all recurrences.
 
-    Args:
-        decoder: the decoder after it generated.
-        generated: what it generated.
-        vocab_size: as in `stream`.
+    `vocab_size` is that of `stream`.
     """
     differences: list[Tensor] = []
     for row, length, new, stored in zip(
         decoder.tokens, decoder.lengths, generated.tokens, generated.log_probs, strict=True
     ):
-        # A row that ended early went on as padding of the batch.
+        # All rows have grown by as many tokens as the longest continuation has, those that ended early, too.
         start = int(length) - max(map(len, generated.tokens))
         with torch.compiler.set_stance("force_eager"):
             hidden = decoder.model.hidden(row[None, : start + len(new) - 1], decoder.num_recurrences)

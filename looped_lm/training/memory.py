@@ -1,4 +1,4 @@
-"""Estimate of a training run's memory, measured on fake tensors: nothing is allocated."""
+"""Memory that a training run will need, measured on fake tensors: nothing is allocated."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one process in fp32."""
+    """Bytes that one process needs in fp32."""
 
     weights: int
     gradients: int
@@ -35,10 +35,10 @@ class Memory:
 
 
 def saved_bytes(model: LoopedTransformer, rows: int, seq_len: int, num_recurrences: int | None = None) -> int:
-    """Bytes that one micro-batch keeps for the backward pass: unique storages of the saved tensors, weights aside."""
+    """Bytes that one micro-batch keeps for the backward pass: distinct storages of saved tensors, without weights."""
     kept: dict[int, Tensor] = {}
-    # Fake tensors of a CPU take the attention kernel that a real run takes; on the meta device there is only the plain
-    # one, which keeps the whole attention matrix.
+    # Fake CPU tensors take the attention kernel of a real run. The meta device has the plain one only, which keeps the
+    # whole attention matrix.
     with FakeTensorMode():
         state = {
             name: torch.empty(p.shape, dtype=p.dtype, requires_grad=True)
@@ -50,7 +50,7 @@ def saved_bytes(model: LoopedTransformer, rows: int, seq_len: int, num_recurrenc
         def pack(tensor: Tensor) -> Tensor:
             key = tensor.untyped_storage()._cdata
             if key not in weights:
-                # Holding the tensor keeps its storage alive, so that no later one takes its address.
+                # Holding the tensor keeps its storage alive, so that no later storage gets the same address.
                 kept.setdefault(key, tensor)
             return tensor
 
@@ -59,7 +59,7 @@ def saved_bytes(model: LoopedTransformer, rows: int, seq_len: int, num_recurrenc
                 pack(leaf)
 
         if model.recompute:
-            # What is handed from one recurrence to the next is kept to run them again.
+            # The state between recurrences is kept, to run them again.
             model.observer = observe
         tokens = torch.zeros(rows, seq_len, dtype=torch.int64)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -69,7 +69,7 @@ def saved_bytes(model: LoopedTransformer, rows: int, seq_len: int, num_recurrenc
 
 
 def state_floats(factory: Callable[[Any], Optimizer], role: str) -> float:
-    """Floats of optimizer state per parameter of a role, seen after one step on a small parameter."""
+    """Floats of optimizer state per parameter of a role, counted after one step on a small parameter."""
     p = torch.nn.Parameter(torch.ones((4, 4) if role == "matrix" else (16,), device="cpu"))
     p.grad = torch.ones_like(p)
     optimizer = factory([{"params": [p], "role": role, "lr": 0.1}])
@@ -87,7 +87,7 @@ def estimate(
 ) -> Memory:
     """Memory of one process that trains on micro-batches of `rows` rows; the model is on the meta device.
 
-    `num_recurrences` is the largest count that training runs; None: the model's own.
+    `num_recurrences` is the largest count that training runs; None means the model's own.
     """
     roles = count_roles(model)
     parameters = sum(roles.values())

@@ -1,4 +1,4 @@
-"""Token-weighted mean loss as a torchmetrics metric."""
+"""The token-weighted mean loss, as a torchmetrics metric."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TokenLoss(Metric):
         self.add_state("tokens", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> Module:
-        """Move with the module, but never to a narrower type: `module.to(bfloat16)` would round the loss."""
+        """Move with the module but keep the type: `module.to(bfloat16)` would round the loss."""
         return super()._apply(lambda t: fn(t).to(t.dtype), exclude_state)
 
     def update(self, loss: Tensor, tokens: int) -> None:

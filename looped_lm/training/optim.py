@@ -1,8 +1,8 @@
 """MuonH for matrices and AdamW for the rest, in one optimizer.
 
 MuonH: momentum, orthogonalisation by Polar Express (arXiv 2505.16932), and a step on the sphere of Frobenius radius
-‖W_0‖ (arXiv 2603.28743). Groups carry `role`; the role `matrix` takes MuonH. Source: arXiv 2604.21106, section 4.
-Where several processes train one model, each orthogonalises a share of the matrices.
+‖W_0‖ (arXiv 2603.28743). Parameter groups carry a `role`, and groups of role `matrix` take MuonH. When several
+processes train one model, each orthogonalises a share of the matrices. Source: arXiv 2604.21106, section 4.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ class MuonH(Optimizer):
     """MuonH on groups of role `matrix`, AdamW without decay on all others.
 
     Gradients must be equal on all processes, as DDP makes them. Momentum, averages and initial norms are then equal,
-    too: any process's state is the whole state and loads at any number of processes.
+    too, so every process holds the whole state, and it loads with any number of processes.
 
     Args:
         params: parameter groups as dicts with `params` (named, for messages), `role` and `lr`.
-        lr: learning rate of groups that bring none.
+        lr: learning rate of groups without one.
         momentum: decay of MuonH's momentum average.
-        betas: AdamW's averages.
+        betas: decays of AdamW's two averages.
         eps: AdamW's epsilon.
-        shard: with several processes, each orthogonalises a balanced share of the matrices and receives the others'
-            results; otherwise each does all of it, which may be faster for small matrices on a slow network.
+        shard: each of several processes orthogonalises a balanced share of the matrices and receives the others'
+            results. If false, each orthogonalises all, which may be faster for small matrices on a slow network.
 
     Raises:
         UserError: a group without a role, a `matrix` parameter that is not two-dimensional, or one whose initial norm
@@ -53,13 +53,15 @@ class MuonH(Optimizer):
         shard: bool = True,
     ) -> None:
         if not 0.0 <= momentum < 1.0:
-            raise UserError(f"momentum is {momentum}; it must lie in [0, 1).")
+            raise UserError(f"momentum is {momentum}; it must be in [0, 1).")
         if not all(0.0 <= beta < 1.0 for beta in betas):
-            raise UserError(f"betas are {tuple(betas)}; they must lie in [0, 1).")
+            raise UserError(f"betas are {tuple(betas)}; they must be in [0, 1).")
         if not (eps > 0.0 and lr >= 0.0):
-            raise UserError(f"eps is {eps} and lr is {lr}; eps must be positive and lr not negative.")
+            raise UserError(
+                f"eps is {eps} and lr is {lr}; eps must be positive, and lr must not be negative."
+            )
         self.shard = shard
-        #: Stacks of the matrices and the number of processes they are shared out to; made in the first step.
+        #: The number of processes and the stacks of matrices shared out among them; made in the first step.
         self._stacks: tuple[int, list[Stack]] | None = None
         super().__init__(params, {"lr": lr, "momentum": momentum, "betas": tuple(betas), "eps": eps})
 
@@ -83,7 +85,7 @@ class MuonH(Optimizer):
             if not norm > 0.0:
                 raise UserError(
                     f"{name} starts with norm {norm}: MuonH keeps every matrix at its initial norm, so this one could "
-                    "never train. Initialise it to something else than zero, or give it the role 'norm' in its "
+                    "never train. Initialise it to something other than zero, or give it the role 'norm' in its "
                     "component's parameter_roles()."
                 )
 
@@ -104,11 +106,11 @@ class MuonH(Optimizer):
         return {**super().__getstate__(), "shard": self.shard}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # Copies, and what load_state_dict has put in, have parameters and norms of their own.
+        # The stacks refer to the groups of before; a copy and a loaded state bring their own.
         super().__setstate__({**state, "_stacks": None})
 
     def _muonh(self) -> None:
-        """Begin with one stack before the one before it is finished, so that sending and computing overlap."""
+        """Update all stacks. Each begins before the previous one is finished, so that sending and computing overlap."""
         shared = self.shard and dist.is_available() and dist.is_initialized()
         rank, world_size = (dist.get_rank(), dist.get_world_size()) if shared else (0, 1)
         begun: tuple[Stack, Layout, Exchange] | None = None
@@ -133,7 +135,7 @@ class MuonH(Optimizer):
         return self._stacks[1]
 
     def _orthogonalise(self, stack: Stack, share: list[int], out: Tensor) -> None:
-        """Move the momentum of a whole stack, and write the directions of this process's share to `out`."""
+        """Update the momentum of a whole stack, and write the directions of this process's share to `out`."""
         momentum = stack.group["momentum"]
         trained = [p for p in stack.params if p.grad is not None]
         if not trained:
@@ -182,7 +184,7 @@ class MuonH(Optimizer):
 
 
 def _move(stack: Stack, layout: Layout, exchange: Exchange) -> None:
-    """A step of the weights along the directions, both on their spheres; a zero direction moves nothing."""
+    """Step the weights along the directions, both scaled to their spheres; a zero direction moves nothing."""
     updates = exchange.results()
     if not layout.order:
         return

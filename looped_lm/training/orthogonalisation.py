@@ -1,4 +1,4 @@
-"""Polar factors of stacks of matrices by matrix products alone: Polar Express (arXiv 2505.16932)."""
+"""Polar factors of stacks of matrices, from matrix products alone: Polar Express (arXiv 2505.16932)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ POLAR_EXPRESS = (
     (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
     (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
 )
-#: Bytes that one batched iteration works on. Small enough for a CPU's cache, and large enough to fill a GPU without
-#: holding a second copy of a whole stack.
+#: Bytes that one batched iteration works on: few enough for a CPU's cache, or enough to fill a GPU without holding a
+#: second copy of a whole stack.
 CPU_WORKING_SET = 4 * 2**20
 WORKING_SET = 512 * 2**20
 
 
 def orthogonalisation_dtype(device: torch.device) -> torch.dtype:
-    """bf16 where matrix units run it; fp32 on CPUs, where bf16 products can be about 90 times slower."""
+    """bf16 on GPUs that support it; fp32 elsewhere: on CPUs, bf16 products can be about 90 times slower."""
     return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
 
 
@@ -32,7 +32,7 @@ def orthogonalisation_flops(rows: int, cols: int) -> int:
 
 
 def orthogonalise(matrices: Sequence[Tensor] | Tensor, out: Tensor | None = None) -> Tensor:
-    """Polar factor of every matrix, by five Polar Express iterations on the smaller side.
+    """Polar factor of every matrix, from five Polar Express iterations on the smaller side.
 
     Args:
         matrices: n matrices of one shape (rows,cols), or a stack (n,rows,cols).
@@ -58,7 +58,9 @@ def orthogonalise(matrices: Sequence[Tensor] | Tensor, out: Tensor | None = None
 
 def _polar_express(g: Tensor, out: Tensor) -> None:
     """Write the polar factors of a stack (n,rows,cols) to `out`."""
-    norm = torch.linalg.vector_norm(g, dim=(-2, -1), keepdim=True, dtype=_at_least_fp32(g.dtype))
+    norm = torch.linalg.vector_norm(
+        g, dim=(-2, -1), keepdim=True, dtype=torch.promote_types(g.dtype, torch.float32)
+    )
     x = (g / (1.02 * norm + 1e-6)).to(out.dtype)
     tall = x.shape[-2] > x.shape[-1]
     side = min(x.shape[-2:])
@@ -67,12 +69,8 @@ def _polar_express(g: Tensor, out: Tensor) -> None:
     for i, (a, b, c) in enumerate(POLAR_EXPRESS):
         last = i == len(POLAR_EXPRESS) - 1
         into = out if last else other
-        # Tall matrices multiply from the right, so that none is transposed in memory.
+        # Tall matrices multiply from the right, which saves a transposed copy.
         torch.bmm(*((x.mT, x) if tall else (x, x.mT)), out=gram)
         torch.baddbmm(gram, gram, gram, beta=b, alpha=c, out=poly)
         torch.baddbmm(x, *((x, poly) if tall else (poly, x)), beta=a, out=into)
         x, other = into, x
-
-
-def _at_least_fp32(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)

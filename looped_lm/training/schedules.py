@@ -1,7 +1,7 @@
-"""Horizon, learning-rate transfer and learning-rate schedule. Pure functions of numbers; no torch.
+"""The horizon of a run, and its learning rates: transfer and schedule. Pure functions of numbers, without torch.
 
 D target training tokens, S optimizer steps, C training FLOPs, F training FLOPs per token.
-Sources: arXiv 2604.21106, section 4 and its appendix on hyperparameters; HyperP: arXiv 2603.28743.
+Sources: arXiv 2604.21106, section 4 and the appendix on hyperparameters; HyperP: arXiv 2603.28743.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class RunSize:
     """What a horizon may depend on.
 
     Attributes:
-        flops_per_token: training FLOPs per token F with r recurrences, convention `paper`.
+        flops_per_token: training FLOPs per token F with r recurrences, in the convention `paper`.
         batch_tokens: tokens of one optimizer step.
         n_once: parameters used once per token.
         n_rec: parameters used in every recurrence.
         num_recurrences: recurrences r.
-        step_flops: training FLOPs of optimizer step t, where steps differ in their recurrences; None: all are alike.
+        step_flops: training FLOPs of optimizer step t, if steps differ in their recurrences; None: all are alike.
     """
 
     flops_per_token: float
@@ -38,7 +38,7 @@ class RunSize:
 
 @dataclass(frozen=True)
 class Plan:
-    """Length of a run: steps S, target tokens D (not rounded to steps), and the FLOPs budget C if that set it."""
+    """Length of a run: steps S, target tokens D (not rounded to steps), and the FLOPs budget C if C set the length."""
 
     steps: int
     tokens: float
@@ -53,17 +53,17 @@ class Horizon(Component, ABC):
         """Steps and target tokens of a run of this size.
 
         Raises:
-            UserError: less than one optimizer step.
+            UserError: the horizon is shorter than one optimizer step.
         """
 
 
-def _at_least_one(steps: int, tokens: float, size: RunSize, what: str) -> int:
+def _plan(what: str, steps: int, tokens: float, size: RunSize, flops_budget: float | None = None) -> Plan:
     if steps < 1:
         raise UserError(
             f"{what} is {tokens:,.0f} tokens, less than one optimizer step of {size.batch_tokens:,} tokens: "
             "raise the horizon or lower batch_tokens."
         )
-    return steps
+    return Plan(steps, tokens, flops_budget)
 
 
 def _positive(name: str, value: float) -> float:
@@ -75,14 +75,14 @@ def _positive(name: str, value: float) -> float:
 class FlopsBudget(Horizon):
     """Train for a FLOPs budget C: D = C/F and S = round(D / batch_tokens).
 
-    Where steps differ in their recurrences, S is the number of steps whose sum comes nearest to C, exactly so since the
-    counts are known beforehand, and F is the mean over these steps.
+    If steps differ in their recurrences, the counts are known beforehand: S is exactly the number of steps whose total
+    comes nearest to C, and F is the mean over these steps.
 
     Args:
-        flops: training FLOPs in the convention `paper`.
+        flops: training FLOPs C in the convention `paper`.
 
     Raises:
-        UserError: no positive finite number, or (from `plan`) a budget below one step.
+        UserError: `flops` is not positive and finite, or (from `plan`) it is less than one step.
     """
 
     def __init__(self, flops: float) -> None:
@@ -93,43 +93,41 @@ class FlopsBudget(Horizon):
         steps = round(tokens / size.batch_tokens)
         if size.step_flops is not None:
             spent, steps = 0.0, 0
-            # A step is taken if the budget is nearer after it than before it.
+            # Take a step if the total is nearer to the budget after it than before it.
             while spent + (cost := size.step_flops(steps)) / 2 <= self.flops:
                 spent, steps = spent + cost, steps + 1
             if steps:
                 tokens = self.flops * steps * size.batch_tokens / spent
-        _at_least_one(steps, tokens, size, f"A budget of {self.flops:g} FLOPs")
-        return Plan(steps, tokens, self.flops)
+        return _plan(f"A budget of {self.flops:g} FLOPs", steps, tokens, size, self.flops)
 
 
 class TokenBudget(Horizon):
-    """Train on a number of tokens D, S = floor(D / batch_tokens).
+    """Train on D tokens: S = floor(D / batch_tokens).
 
     Args:
         tokens: D, over all devices.
 
     Raises:
-        UserError: no positive finite number, or (from `plan`) less than one step.
+        UserError: `tokens` is not positive and finite, or (from `plan`) it is less than one step.
     """
 
     def __init__(self, tokens: float) -> None:
         self.tokens = _positive("tokens", tokens)
 
     def plan(self, size: RunSize) -> Plan:
-        steps = _at_least_one(int(self.tokens // size.batch_tokens), self.tokens, size, "The token budget")
-        return Plan(steps, self.tokens)
+        return _plan("The token budget", int(self.tokens // size.batch_tokens), self.tokens, size)
 
 
 class TokensPerParameter(Horizon):
-    """Train on D = ratio·(N_once + r·N_rec) tokens, S = floor(D / batch_tokens).
+    """Train on D = ratio·(N_once + r·N_rec) tokens: S = floor(D / batch_tokens).
 
-    Literally so for lanes, too, whose r(K²+2K) scalars stand in N_rec.
+    The r(K²+2K) scalars of K lanes count in N_rec, and so r times, as the formula says.
 
     Args:
-        ratio: tokens per parameter, those of the loop counted r times, without embedding and head.
+        ratio: tokens per parameter, without embedding and head; parameters of the loop count r times.
 
     Raises:
-        UserError: no positive finite number, or (from `plan`) less than one step.
+        UserError: `ratio` is not positive and finite, or (from `plan`) it gives less than one step.
     """
 
     def __init__(self, ratio: float) -> None:
@@ -137,20 +135,18 @@ class TokensPerParameter(Horizon):
 
     def plan(self, size: RunSize) -> Plan:
         tokens = self.ratio * (size.n_once + size.num_recurrences * size.n_rec)
-        steps = int(tokens // size.batch_tokens)
-        return Plan(
-            _at_least_one(steps, tokens, size, f"A ratio of {self.ratio:g} tokens per parameter"), tokens
-        )
+        what = f"A ratio of {self.ratio:g} tokens per parameter"
+        return _plan(what, int(tokens // size.batch_tokens), tokens, size)
 
 
 class Steps(Horizon):
-    """Train for a number of optimizer steps S, D = S·batch_tokens.
+    """Train for S optimizer steps: D = S·batch_tokens.
 
     Args:
         steps: S.
 
     Raises:
-        UserError: less than one.
+        UserError: `steps` is below 1.
     """
 
     def __init__(self, steps: int) -> None:
@@ -163,10 +159,11 @@ class Steps(Horizon):
 
 
 class HyperP(Component):
-    """Learning rates per role, transferred from the reference of size 10 (d = 640), batches of 2^18 tokens and D_ref.
+    """Learning rates per role, transferred from a reference of size 10 (d = 640), batches of 2^18 tokens and D_ref.
 
-    Width factor (d/640)^width_exponent for all roles but `matrix`; batch factor (batch/2^18)^batch_exponent for matrix,
-    embedding and head; data factor (D/D_ref)^data_exponent for matrix alone. Exponents of 0 switch a factor off.
+    The width factor (d/640)^width_exponent applies to all roles but `matrix`, the batch factor
+    (batch/2^18)^batch_exponent to matrix, embedding and head, and the data factor (D/D_ref)^data_exponent to matrix
+    alone. An exponent of 0 switches its factor off.
 
     Args:
         matrix: base rate of the matrices.
@@ -179,7 +176,7 @@ class HyperP(Component):
         data_exponent: exponent of the data factor.
 
     Raises:
-        UserError: a base rate that is negative or not finite.
+        UserError: a base rate is negative or not finite.
     """
 
     REFERENCE_WIDTH = 640
@@ -215,26 +212,31 @@ class HyperP(Component):
             reference_tokens: D_ref.
 
         Raises:
-            UserError: exponents that make a rate zero or infinite.
+            UserError: the exponents make a rate zero or infinite.
         """
         try:
             width = (d_model / self.REFERENCE_WIDTH) ** self.width_exponent
             batch = (batch_tokens / self.REFERENCE_BATCH_TOKENS) ** self.batch_exponent
             data = (tokens / reference_tokens) ** self.data_exponent
         except OverflowError as error:
-            raise UserError("An exponent of the learning-rate transfer is too large for this run.") from error
+            raise UserError(
+                "An exponent of the learning-rate transfer is too large: a factor overflows at width "
+                f"{d_model}, batch_tokens {batch_tokens:,} and {tokens:g} training tokens. Lower it."
+            ) from error
         factors = {"matrix": batch * data, "embedding": width * batch, "head": width * batch}
         rates = {role: rate * factors.get(role, width) for role, rate in self.base.items()}
         for role, rate in rates.items():
             if not math.isfinite(rate) or (rate == 0) != (self.base[role] == 0):
-                raise UserError(f"The transferred learning rate of {role} is {rate}: look at the exponents.")
+                raise UserError(
+                    f"The transferred learning rate of {role} is {rate}: lower the exponents of model.transfer."
+                )
         return rates
 
 
 class LinearSchedule(Component):
-    """Learning-rate multiplier: linear warm-up, constant, linear warm-down.
+    """Learning-rate multiplier: a linear warm-up, a constant phase, a linear warm-down.
 
-    (t+1)/w for t < w; 1 while t <= S-wd; then p + f(1-p) with p = (S-t)/wd, where w and wd are round(fraction·S).
+    It is (t+1)/w for t < w, 1 up to t = S-wd, then p + f(1-p) with p = (S-t)/wd; w and wd are round(fraction·S).
 
     Args:
         warmup: fraction of the steps that warm up.
@@ -242,13 +244,13 @@ class LinearSchedule(Component):
         final: multiplier f that the warm-down approaches.
 
     Raises:
-        UserError: a fraction outside [0, 1], or fractions that overlap.
+        UserError: a value is outside [0, 1], or warm-up and warm-down overlap.
     """
 
     def __init__(self, warmup: float = 0.0, warmdown: float = 1.0, final: float = 0.1) -> None:
         for name, value in (("warmup", warmup), ("warmdown", warmdown), ("final", final)):
             if not 0.0 <= value <= 1.0:
-                raise UserError(f"{name} is {value}; it must lie between 0 and 1.")
+                raise UserError(f"{name} is {value}; it must be between 0 and 1.")
         if warmup + warmdown > 1.0:
             raise UserError(f"warmup {warmup} and warmdown {warmdown} overlap: their sum must not exceed 1.")
         self.warmup, self.warmdown, self.final = warmup, warmdown, final
@@ -268,14 +270,14 @@ def accumulation(batch_tokens: int, rows: int, seq_len: int, world_size: int) ->
     """Micro-batches per optimizer step, so that one step sees exactly `batch_tokens` tokens.
 
     Raises:
-        UserError: the batch is not a whole number of micro-batches.
+        UserError: batch_tokens is not a multiple of a micro-batch's tokens.
     """
     micro = rows * seq_len * world_size
     if batch_tokens < micro or batch_tokens % micro:
         lower = max(batch_tokens // micro, 1) * micro
         raise UserError(
             f"batch_tokens {batch_tokens:,} is not a multiple of one micro-batch: {rows} rows x {seq_len} tokens x "
-            f"{world_size} process(es) = {micro:,} tokens. Nearest that fit: {lower:,} or {lower + micro:,}; or change "
+            f"{world_size} process(es) = {micro:,} tokens. Use {lower:,} or {lower + micro:,}, or change "
             "data.batch_size."
         )
     return batch_tokens // micro

@@ -1,4 +1,4 @@
-"""Matrices of one shape as a stack, shared out over the processes of a run and brought together again."""
+"""How the processes of a run share the orthogonalisation: stacks of matrices, shares, and the exchange of results."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch.distributed import Work
 
 from looped_lm.training.orthogonalisation import orthogonalisation_dtype, orthogonalisation_flops
 
-# torch 2.13 renamed it.
+# The name since torch 2.13, or the one before.
 all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
-#: Elements between which segments of different processes begin, so that each stays aligned in memory.
+#: The segment of every process begins at a multiple of this many elements, so that it stays aligned in memory.
 ALIGNMENT = 16
 
 
@@ -25,7 +25,7 @@ class Stack:
     Attributes:
         group: the parameter group.
         params: n matrices (rows,cols).
-        norms: the norm that each matrix and its update have.
+        norms: the Frobenius norm that each matrix and its update keep.
         shares: for every process, the indices of the matrices that it orthogonalises.
     """
 
@@ -40,7 +40,7 @@ class Stack:
         return orthogonalisation_flops(*self.params[0].shape)
 
     def layout(self) -> Layout:
-        """Where the results of the matrices that have a gradient now are held."""
+        """Where results go, for the matrices that have a gradient now."""
         present = tuple(p.grad is not None for p in self.params)
         if present not in self._layouts:
             self._layouts[present] = Layout(self, present)
@@ -50,15 +50,15 @@ class Stack:
 class Layout:
     """Slots for the results of a stack, in which some matrices may lack a gradient.
 
-    Its tensors are made once: a tensor made from numbers of the host in each step would wait for the device.
+    Its tensors are made once, since making one from numbers of the host in each step would wait for the device.
 
     Attributes:
         shares: for every process, the indices of its matrices that have a gradient.
-        order: those indices in one list.
+        order: these indices in one list.
         slots: (process, slot) of each of them; every process has `depth` slots.
         radii: (processes,depth), the norm of the update in each slot.
-        ordered_radii: the same in the order of `order`.
-        mask: (n), 1 where a matrix has a gradient.
+        ordered_radii: the same, in the order of `order`.
+        mask: (n,), 1 where a matrix has a gradient.
     """
 
     def __init__(self, stack: Stack, present: tuple[bool, ...]) -> None:
@@ -90,10 +90,10 @@ def stacks_of(groups: Sequence[dict[str, Any]]) -> list[Stack]:
 
 
 def share_out(stacks: Sequence[Stack], world_size: int) -> None:
-    """Give every matrix to one process, so that all have about the same FLOPs; every process finds the same shares.
+    """Give every matrix to one process so that all have about the same FLOPs. Every process computes the same shares.
 
-    The costliest matrices come first, and each goes to the process with the least work so far (longest processing time
-    first; Graham, 1969).
+    The costliest matrices come first, and each goes to the process with the least work so far (the rule of the longest
+    processing time; Graham, 1969).
     """
     loads = [0] * world_size
     for stack in sorted(stacks, key=lambda stack: -stack.flops):
@@ -105,9 +105,9 @@ def share_out(stacks: Sequence[Stack], world_size: int) -> None:
 
 
 class Exchange:
-    """One stack's results in one step: each process writes `own` and starts; then all have `results`.
+    """The results of one stack in one step: each process writes `own` and calls `start`; then all have `results`.
 
-    The buffer's size depends on the shares alone, and which matrices have a gradient travels with the results, for
+    The size of the buffer depends on the shares alone. Which matrices have a gradient travels with the results, because
     processes that disagreed about it would go on with different weights.
 
     Args:
@@ -130,22 +130,22 @@ class Exchange:
         self._work: Work | None = None
 
     def start(self) -> None:
-        """Begin to send; a collective that every process calls."""
+        """Begin to send. This is a collective: every process must call it."""
         if len(self._buffer) > 1:
             own = self._buffer[self._rank]
             self._work = all_gather_single(self._buffer.view(-1), own, async_op=True)
 
     def results(self) -> Tensor:
-        """(processes,depth,rows,cols), once the others have sent theirs; a GPU waits by itself, the host does not.
+        """(processes,depth,rows,cols), once the others have sent theirs. A GPU waits for them; the host does not.
 
         Raises:
-            RuntimeError: processes differ in which matrices have a gradient (on a GPU, an assertion on the device).
+            RuntimeError: processes differ in which matrices have a gradient (on a GPU, a device-side assertion).
         """
         if self._work is not None:
             self._work.wait()
             torch._assert_async(
                 (self._flags == self._flags[:1]).all(),
                 "MuonH: the processes of this run differ in which parameters have a gradient, so their weights would "
-                "part. Every parameter must take part in the loss on every process.",
+                "diverge. Every parameter must contribute to the loss on every process.",
             )
         return self._by_process
