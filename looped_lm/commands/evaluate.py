@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from looped_lm.evaluation.public import TaskLibrary
     from looped_lm.evaluation.results import Results
     from looped_lm.evaluation.scoring import Encoder, Scorer
-    from looped_lm.evaluation.selection import Selection
+    from looped_lm.evaluation.suite import Selection
     from looped_lm.training.lightning_module import LoopedLM
 
 SUFFIX = ".eval.json"
@@ -85,7 +85,7 @@ def main(args: Sequence[str]) -> int:
     given.recurrences = given.recurrences and list(dict.fromkeys(given.recurrences))
     from fitting.records import write_text_atomically
     from looped_lm.evaluation.results import parsed
-    from looped_lm.evaluation.selection import select
+    from looped_lm.evaluation.suite import select
 
     out = given.out or beside(Path(given.ckpt))
     # What an interrupted evaluation left may go; a whole one is replaced when asked for, and by a whole one.
@@ -243,10 +243,10 @@ def tasks(
     results: Results,
 ) -> None:
     """Probes and public tasks at each number of recurrences."""
-    from looped_lm.evaluation.axes import axis_of
     from looped_lm.evaluation.measuring import probe_rows, refusal
     from looped_lm.evaluation.probes import EXAMPLES
     from looped_lm.evaluation.results import TaskRow
+    from looped_lm.evaluation.suite import axis_of
 
     counts = []
     for count in given.recurrences or [lm.model.num_recurrences]:

@@ -1,4 +1,4 @@
-"""Our model as a model of lm-eval (extra `eval`)."""
+"""A looped model behind lm-eval's interface (extra `eval`)."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from tqdm import tqdm
 from looped_lm.evaluation.scoring import Encoded, Encoder, Score, Scorer
 from looped_lm.generation import CachedDecoder, Sampling, continuation, known_ids, stream
 
-#: lm-eval's own bound on new tokens where a task names none.
+#: lm-eval's own limit on new tokens, for tasks that have none.
 NEW_TOKENS = 256
 
 
 class HarnessLM(LM):
     """A looped model that lm-eval can ask.
 
-    Prompts that are too long lose tokens on their left, after BOS, as with lm-eval's own models. Of a context T at most
-    a quarter is kept free for new tokens.
+    Prompts that are too long lose tokens on their left, after BOS, as with lm-eval's own models. At most a quarter of
+    the context is kept free for new tokens.
 
     Args:
-        scorer: scores continuations.
-        encoder: text to ids, and how long prompts may be.
+        scorer: scores continuations and holds the model.
+        encoder: turns text into ids and limits the length of prompts.
         num_recurrences: recurrences of every pass; None: the model's own count.
-        seed: of tasks that sample.
+        seed: seed of tasks that sample.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class HarnessLM(LM):
         self._known: dict[tuple[str, str], tuple[Score, bool]] = {}
 
     def scores(self, pairs: Sequence[tuple[str, str]], title: str) -> list[tuple[Score, bool]]:
-        """Score of every (prompt, continuation), and whether its prompt was cut; each is computed once."""
+        """Score of every (prompt, continuation), and whether its prompt was cut. Each score is computed once."""
         new = [pair for pair in dict.fromkeys(pairs) if pair not in self._known]
         rows = [self.encoder.cut(self.encoder.pair(*pair)) for pair in new]
         found = self.scorer.score(rows, self.num_recurrences, title)
@@ -47,7 +47,7 @@ class HarnessLM(LM):
         return [self._known[pair] for pair in pairs]
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
-        """(log p of the continuation in nats, whether greedy decoding gives it) of every (context, continuation)."""
+        """(log p of the continuation in nats, whether greedy decoding gives it) for every (context, continuation)."""
         pairs = [(str(context), str(continuation)) for context, continuation in (r.args for r in requests)]
         return [(-score.nats, score.greedy) for score, _ in self.scores(pairs, "log-likelihoods")]
 
@@ -58,7 +58,7 @@ class HarnessLM(LM):
             pieces = get_rolling_token_windows(
                 list(self.encoder.ids(request.args[0])),
                 self.encoder.tokenizer.bos_id,
-                # A window reads as many tokens as it predicts; the last one predicted is not read.
+                # A window reads as many tokens as it predicts, and it does not read the last one that it predicts.
                 self.encoder.context - 1,
                 1,
             )
@@ -68,7 +68,7 @@ class HarnessLM(LM):
         return [-sum(next(scores).nats for _ in rows) for rows in windows]
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
-        """A continuation of every context up to the task's stop texts, greedy where the task does not sample."""
+        """A continuation of every context up to the task's stop texts, greedy unless the task samples."""
         texts: dict[int, str] = {}
         rows = [self._request(request.args[0], request.args[1]) for request in requests]
         alike: dict[Any, list[int]] = {}
@@ -86,14 +86,14 @@ class HarnessLM(LM):
     def _request(
         self, context: str, options: Mapping[str, Any]
     ) -> tuple[tuple[int, ...], int, tuple[str, ...], Sampling]:
-        """Ids of the prompt, new tokens at most, stop texts, and how tokens are chosen."""
+        """Ids of the prompt, the limit on new tokens, the stop texts, and how tokens are chosen."""
         until = options.get("until") or ()
         until = (until,) if isinstance(until, str) else tuple(until)
         asked = int(options.get("max_gen_toks", options.get("max_new_tokens", NEW_TOKENS)))
         new_tokens = max(1, min(asked, self.encoder.context // 4))
         ids = (self.encoder.tokenizer.bos_id, *self.encoder.ids(context))
         temperature = float(options.get("temperature", 1.0)) if options.get("do_sample") else 0.0
-        # Both have no effect where nothing is drawn.
+        # Without a temperature nothing is drawn, and neither has an effect.
         top_k, top_p = (options.get("top_k"), options.get("top_p")) if temperature else (None, None)
         sampling = Sampling(temperature, top_k, top_p, self.seed)
         return self.encoder.cut(Encoded(ids, ()), new_tokens).prompt, new_tokens, until, sampling
@@ -109,7 +109,7 @@ class HarnessLM(LM):
         with self.scorer.forward_context():
             for step in stream(decoder, new_tokens, sampling, tokenizer.bos_id, known):
                 for row, token in enumerate(step.tokens):
-                    # A new document ends the answer, too.
+                    # The beginning of a new document ends the answer, too.
                     done[row] = done[row] or token is None or token == tokenizer.bos_id
                     if not done[row]:
                         ids[row].append(int(token or 0))

@@ -1,4 +1,4 @@
-"""Runs the parts of an evaluation that need no network: validation loss over recurrences, and probes."""
+"""The measurements that need no network: validation loss over recurrences, and probes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pathlib import Path
 import lightning as L
 import torch
 
-from looped_lm.evaluation.axes import axis_of
+from looped_lm.common.errors import UserError
 from looped_lm.evaluation.probes import Example, Probe
 from looped_lm.evaluation.results import LossRow, TaskRow
 from looped_lm.evaluation.scoring import Encoded, Encoder, Scorer
+from looped_lm.evaluation.suite import axis_of
 from looped_lm.sharing.load import recorded_config
 from looped_lm.training.lightning_module import LoopedLM
 from looped_lm.training.trainer_settings import keeps_embedding_in_bf16, usable_device
@@ -21,19 +22,17 @@ DEFAULT_PRECISION = "32-true"
 
 
 def trained_precision(path: str | Path) -> str:
-    """Precision of the run that wrote a checkpoint; fp32 where nothing says so."""
+    """Precision of the run that wrote a checkpoint; fp32 if nothing records it."""
     return (recorded_config(path).get("trainer") or {}).get("precision") or DEFAULT_PRECISION
 
 
 def trainer_on(device: str | None, precision: str) -> L.Trainer:
-    """A Trainer that validates on one device and leaves nothing behind.
+    """A Trainer that validates on one device, in a precision as `fit` takes it, and leaves nothing behind.
 
-    Args:
-        device: such as cpu or cuda:1; None: a GPU where there is one.
-        precision: as in `fit`.
+    The device is one such as cpu or cuda:1; None means a GPU if there is one.
 
     Raises:
-        ValueError: no such device.
+        UserError: there is no such device.
     """
     where = usable_device(device)
     return L.Trainer(
@@ -48,7 +47,7 @@ def trainer_on(device: str | None, precision: str) -> L.Trainer:
 
 
 def place(lm: LoopedLM, trainer: L.Trainer) -> None:
-    """Put the model where the Trainer would, in its precision."""
+    """Put the model on the Trainer's device, in the Trainer's precision."""
     device = trainer.strategy.root_device
     trainer.precision_plugin.convert_module(lm)
     lm.model.to(device)
@@ -64,10 +63,10 @@ def default_counts(num_recurrences: int) -> list[int]:
 
 
 def refusal(lm: LoopedLM, count: int) -> str | None:
-    """Why the model cannot run a number of recurrences; None if it can."""
+    """Why the model cannot run this number of recurrences; None if it can."""
     try:
         lm.model.check_recurrences(count)
-    except ValueError as error:
+    except UserError as error:
         return str(error)
     return None
 
@@ -80,15 +79,10 @@ def validation_loss(
     asked: bool,
     checkpoint: str | Path | None,
 ) -> LossRow:
-    """The loss as `python -m looped_lm validate` computes it, over the same rows.
+    """The loss as `python -m looped_lm validate` computes it, over the same rows, with `count` recurrences.
 
-    Args:
-        lm: the model.
-        data: its data module.
-        trainer: the Trainer.
-        count: recurrences of every pass.
-        asked: whether the user asked for this number.
-        checkpoint: whose data state is compared with the data at hand; None: there is none.
+    `asked` says whether the user asked for this number of recurrences. The data state of `checkpoint`, if there is one,
+    is compared with that of `data`.
     """
     refused = refusal(lm, count)
     if refused is not None:
@@ -96,7 +90,7 @@ def validation_loss(
     lm.eval_recurrences = count
     path = None if checkpoint is None else str(checkpoint)
     with warnings.catch_warnings():
-        # The callbacks of training have nothing to do here.
+        # The callbacks of training are not wanted here.
         warnings.filterwarnings("ignore", message=r"(?s).*callbacks used to create the checkpoint.*")
         trainer.validate(lm, datamodule=data, ckpt_path=path, verbose=False)
     assert lm.evaluated is not None
@@ -107,8 +101,8 @@ def validation_loss(
 def fitted(example: Example, encoder: Encoder) -> tuple[Encoded, int]:
     """Ids of an example that fits into the context, and how many of its solved examples are left.
 
-    What does not fit loses whole solved examples, those on the left first. The query itself is never cut: without all
-    of its lines there would be another answer, or none. So the result may still be too long.
+    An example that does not fit loses whole solved examples, from the left. The query itself is never cut, since
+    without all of its lines the answer would differ, or there would be none. So the result may still be too long.
     """
     for shots in range(len(example.shots), -1, -1):
         encoded = encoder.pair(example.prompt(shots), example.answer, example.end)
@@ -120,23 +114,17 @@ def fitted(example: Example, encoder: Encoder) -> tuple[Encoded, int]:
 def probe_rows(
     probe: Probe, scorer: Scorer, encoder: Encoder, counts: Sequence[int], examples: int, seed: int
 ) -> list[TaskRow]:
-    """Results of a probe at several numbers of recurrences; refused rows if its queries do not fit into the context.
+    """Results of a probe at several numbers of recurrences, each of which the model must be able to run.
 
-    Args:
-        probe: the probe.
-        scorer: scores continuations.
-        encoder: text to ids, and how long prompts may be.
-        counts: recurrences, each one that the model can run.
-        examples: how many.
-        seed: of the examples.
+    The `examples` are the first ones of the seed. If a query does not fit into the context, all rows are refused.
     """
     pairs = [fitted(example, encoder) for example in probe.examples(examples, seed)]
     rows, axis = [row for row, _ in pairs], axis_of(probe.name)
     longest = max(map(len, rows))
     if longest > encoder.context:
         reason = (
-            f"a query takes up to {longest} tokens, and the context has {encoder.context}. --context lets the "
-            "model read more than it was trained on"
+            f"a query takes up to {longest} tokens, and the context has {encoder.context}. --context lets the model "
+            "read more than it was trained on"
         )
         return [TaskRow(probe.name, axis, r, shots=probe.shots, refused=reason) for r in counts]
     found = []

@@ -1,7 +1,7 @@
-"""Synthetic probes of in-context reasoning: text made from a seed, the same on every machine.
+"""Synthetic probes of in-context reasoning: texts made from a seed, the same on every machine.
 
 Source: the reasoning primitives of arXiv 2604.21106 (downstream suite). The wording around the assignments is ours, so
-figures compare with each other and not with the paper's.
+results can be compared with each other but not with the paper's.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ BETWEEN = "\n\n"
 
 @dataclass(frozen=True)
 class Example:
-    """A question, and what continues it.
+    """A question and its answer.
 
     Args:
         query: text up to where the answer begins.
-        answer: the gold continuation, with the space before it.
-        shots: solved examples to put before the query, the last one next to it.
-        end: what a model that stops there writes after the answer; empty where no answer begins another one.
+        answer: the gold continuation, including the space before it.
+        shots: solved examples to put before the query; the last one comes next to it.
+        end: what follows the answer if the model stops there; empty if no answer is the beginning of another one.
     """
 
     query: str
@@ -39,27 +39,27 @@ class Example:
     end: str = ""
 
     def prompt(self, shots: int) -> str:
-        """The query after the last `shots` of the solved examples."""
+        """The query, preceded by the last `shots` of the solved examples."""
         kept = self.shots[len(self.shots) - shots :]
         return "".join(f"{shot}{BETWEEN}" for shot in kept) + self.query
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A kind of example: its name, how one is drawn, and how many solved ones go before it."""
+    """A kind of example: its name, how one is drawn, and how many solved ones precede it."""
 
     name: str
     draw: Callable[[random.Random], Example]
     shots: int
 
     def examples(self, count: int, seed: int) -> list[Example]:
-        """The first `count` examples of a seed; more of them leave the first ones as they are.
+        """The first `count` examples of a seed. Asking for more of them does not change the first ones.
 
         Raises:
-            UserError: a count below 1.
+            UserError: the count is below 1.
         """
         if count < 1:
-            raise UserError(f"{count} examples were asked for; it must be at least 1.")
+            raise UserError(f"{count} examples were asked for; ask for at least 1.")
         return [self._example(random.Random(f"{seed}/{self.name}/{i}")) for i in range(count)]
 
     def _example(self, rng: random.Random) -> Example:
@@ -69,9 +69,9 @@ class Probe:
 
 
 def induction_head(rng: random.Random) -> Example:
-    """Eight lines "key -> value" of 4 and 3 random lower-case letters, then one of the keys again with "->".
+    """Eight lines "key -> value" of 4 and 3 random lower-case letters, then one of the keys again, followed by "->".
 
-    Keys differ from each other, so that there is one answer.
+    The keys are distinct, so there is one answer.
     """
     pairs: dict[str, str] = {}
     while len(pairs) < LINES:
@@ -86,13 +86,13 @@ def induction_head(rng: random.Random) -> Example:
 def variable_assignment(depth: int, write: Callable[[list[tuple[str, str]], str], str]) -> Callable:
     """A way to draw examples of five variables with integer values.
 
-    Values are different integers of [1,25], so that an answer tells which variable was looked up; 2 begins 22, so an
-    answer is right with its end alone. Asked for is one of
-    the five at depth 0; at depth 1 one of five aliases, which stand for the five in an order of their own.
+    The values are distinct integers from 1 to 25, so an answer tells which variable was looked up. Since 22 begins with
+    2, an answer is right only together with its end. At depth 0 the question is about one of the five variables; at
+    depth 1 it is about one of five aliases, which stand for the variables in a random order.
 
     Args:
-        depth: hops from the variable asked for to the one that has the number, 0 or 1.
-        write: text of the assignments (name, right-hand side) in order, and of the question for a name.
+        depth: hops from the variable in the question to the one that has the number, 0 or 1.
+        write: gives the text of the assignments (name, right-hand side), in order, and of the question about a name.
     """
 
     def draw(rng: random.Random) -> Example:
@@ -112,13 +112,13 @@ def _letters(rng: random.Random, count: int) -> str:
 
 
 def in_words(assignments: list[tuple[str, str]], asked: str) -> str:
-    """Assignments as mathematics in an English sentence."""
+    """The assignments as mathematics in an English sentence."""
     *first, last = [f"{name}={value}" for name, value in assignments]
     return f"Let {', '.join(first)} and {last}. Then the value of {asked} is"
 
 
 def in_python(assignments: list[tuple[str, str]], asked: str) -> str:
-    """Assignments as a Python program."""
+    """The assignments as a Python program."""
     lines = [f"{name} = {value}" for name, value in assignments]
     return "\n".join([*lines, f"assert {asked} =="])
 

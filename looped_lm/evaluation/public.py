@@ -1,8 +1,7 @@
-"""Public tasks, and task files of one's own, through lm-eval (extra `eval`)."""
+"""Public tasks, and the user's own task files, through lm-eval (extra `eval`)."""
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import logging
 import math
@@ -15,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from looped_lm.common.errors import UserError
-from looped_lm.evaluation.axes import METRICS, PublicTask, axis_of, is_task_file
+from looped_lm.common.text import did_you_mean
 from looped_lm.evaluation.results import TaskRow
-from looped_lm.evaluation.selection import own_names
+from looped_lm.evaluation.suite import METRICS, OWN_NAMES, PublicTask, axis_of, is_task_file
 
 if TYPE_CHECKING:
     from looped_lm.evaluation.harness import HarnessLM
@@ -26,25 +25,21 @@ HUB = "https://huggingface.co"
 
 
 def require_lm_eval(tasks: Iterable[PublicTask] = ()) -> None:
-    """Refuse to go on without lm-eval, for these tasks.
+    """Refuse to go on without lm-eval, which these tasks need.
 
     Raises:
-        UserError: naming the way out.
+        UserError: lm-eval is not installed.
     """
     if importlib.util.find_spec("lm_eval") is None:
-        close = [near for t in tasks for near in difflib.get_close_matches(t.source, own_names(), n=1)]
-        if close:
-            raise UserError(
-                f"Did you mean {' '.join(close)}? Other tasks run through lm-eval: pip install 'looped-lm[eval]'."
-            )
+        meant = "".join(did_you_mean(task.source, OWN_NAMES) for task in tasks)
         raise UserError(
             "Public tasks and task files run through lm-eval, which is not installed: pip install 'looped-lm[eval]'. "
-            "The validation loss and the probes do without it (--tasks recurrences probes)."
+            f"The validation loss and the probes do without it (--tasks recurrences probes).{meant}"
         )
 
 
 def hub_problem(timeout: float = 5.0) -> str | None:
-    """Why the Hugging Face Hub cannot be reached; None if it can, or if a proxy must know."""
+    """Why the Hugging Face Hub cannot be reached; None if it can be, or if there is a proxy, which alone can tell."""
     if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
         return None
     url = urlsplit(os.environ.get("HF_ENDPOINT", HUB))
@@ -56,9 +51,9 @@ def hub_problem(timeout: float = 5.0) -> str | None:
 
 
 def leave_hub_alone() -> None:
-    """Let data come from the local cache alone: each task would otherwise try the network for half a minute."""
+    """Read data from the local cache alone. Each task would otherwise try the network for half a minute."""
     os.environ["HF_HUB_OFFLINE"] = "1"
-    # What is loaded already has read the environment.
+    # Modules that are loaded already have read the environment.
     for name in ("huggingface_hub.constants", "datasets.config"):
         if name in sys.modules:
             sys.modules[name].HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
@@ -74,37 +69,35 @@ class TaskLibrary:
     def _manager(self, names: bool) -> Any:
         from lm_eval.tasks import TaskManager
 
-        # An index of all task files takes a while, which a path does without.
+        # Names need an index of all task files, which takes a while to build; paths do not.
         if names not in self._managers:
             self._managers[names] = TaskManager(include_defaults=names)
         return self._managers[names]
 
     def refuse_unknown(self, tasks: Iterable[PublicTask]) -> None:
-        """Refuse names and paths that lead nowhere.
+        """Refuse names that lm-eval does not know, and paths without a file.
 
         Raises:
-            UserError: naming the task, and names that are like it.
+            UserError: there is no such task. The message gives the closest name.
         """
         for task in tasks:
             if is_task_file(task.source):
                 if not Path(task.source).is_file():
                     raise UserError(f"There is no task file {task.source!r}.")
             elif task.source not in (known := self._manager(names=True).task_index):
-                close = difflib.get_close_matches(task.source, known, n=3)
-                guess = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
                 raise UserError(
-                    f"lm-eval has no task {task.source!r}.{guess} `lm-eval ls tasks` lists them; a task file is named "
-                    "by its path (.yaml)."
+                    f"lm-eval has no task {task.source!r}.{did_you_mean(task.source, known)} `lm-eval ls tasks` lists "
+                    "them; name a task file by its path (.yaml)."
                 )
 
     def load(self, task: PublicTask) -> dict[str, Any]:
-        """lm-eval's task objects by name; a group has several. Whatever they raise is passed on."""
+        """lm-eval's task objects by name; a group has several. Whatever lm-eval raises is passed on."""
         loaded = self._manager(names=not is_task_file(task.source)).load([task.source])["tasks"]
         for one in loaded.values():
             if task.shots is not None or one.get_config("num_fewshot") is None:
                 one.set_config(key="num_fewshot", value=task.shots or 0)
             if not (one.has_training_docs() or one.has_validation_docs()):
-                # Shots come from the documents that are asked about. Told so, lm-eval leaves out the one that is asked.
+                # Shots come from the documents of the questions. Knowing this, lm-eval leaves out the one that it asks.
                 one.fewshot_cfg.split = one.config.test_split
         return loaded
 
@@ -112,14 +105,9 @@ class TaskLibrary:
 def measure(
     task: PublicTask, library: TaskLibrary, lm: HarnessLM, limit: int | None, seed: int
 ) -> list[TaskRow]:
-    """Results of a task or of all tasks of a group; a refused row for each that lm-eval cannot run here.
+    """Results of a task, or of all tasks of a group, with a refused row for each that lm-eval cannot run here.
 
-    Args:
-        task: the task.
-        library: where it comes from.
-        lm: the model.
-        limit: examples at most; None: all.
-        seed: of the choice of shots.
+    At most `limit` examples are measured (None: all). The seed is that of the choice of shots.
     """
     r = lm.num_recurrences or lm.scorer.model.num_recurrences
 
@@ -128,7 +116,7 @@ def measure(
             raise error
         return TaskRow(name, axis_of(task.name), r, shots=task.shots, refused=_reason(error))
 
-    # Tasks are code of others, which raises whatever it likes.
+    # Tasks are other people's code, which may raise anything.
     try:
         loaded = library.load(task)
     except Exception as error:
@@ -145,7 +133,7 @@ def measure(
 def _reason(error: Exception) -> str:
     first = next((line for line in str(error).splitlines() if line.strip()), "no reason given")
     offline = (
-        " (no network: data must lie in the cache of `datasets`)"
+        " (no network: data must be in the cache of `datasets`)"
         if os.environ.get("HF_HUB_OFFLINE") == "1"
         else ""
     )
@@ -182,10 +170,10 @@ def _measure(
 
 
 def gold_continuation(task: Any, sample: Mapping[str, Any]) -> tuple[str, str] | None:
-    """(context, gold continuation) of a logged sample; None where the task has no such thing (whole texts).
+    """(context, gold continuation) of a logged sample; None if the task has none (whole texts).
 
-    Of several right answers the first counts. A generated answer is continued as its shots are: the task's delimiter,
-    then the target.
+    Of several right answers the first counts. For a task that generates, the gold continuation is what its shots show:
+    the task's delimiter, then the target.
     """
     arguments, target = sample["arguments"], sample["target"]
     if task.OUTPUT_TYPE == "loglikelihood_rolling":
@@ -203,7 +191,7 @@ def gold_continuation(task: Any, sample: Mapping[str, Any]) -> tuple[str, str] |
 
 
 def accuracy_of(metrics: Mapping[str, float], task: PublicTask) -> tuple[str | None, float | None]:
-    """Name and value, in [0,1], of the metric that counts right answers; Nones if there is none."""
+    """Name and value, in [0, 1], of the metric that counts right answers; (None, None) if there is none."""
     for wanted in (task.metric,) if task.metric else METRICS:
         for key, value in metrics.items():
             if key.partition(",")[0] == wanted:
@@ -212,7 +200,7 @@ def accuracy_of(metrics: Mapping[str, float], task: PublicTask) -> tuple[str | N
 
 
 def plain(found: Mapping[str, Any]) -> dict[str, float]:
-    """Finite numbers among lm-eval's results, by "metric,filter"; what it could not compute is left out."""
+    """The finite numbers among lm-eval's results, by "metric,filter". What it could not compute is left out."""
     return {
         key: float(value)
         for key, value in found.items()

@@ -1,4 +1,4 @@
-"""What an evaluation found: rows, macro-averages over the axes, the JSON file and the printed table."""
+"""Results of an evaluation: rows, macro-averages over the axes, the JSON file and the printed table."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from looped_lm.common.text import aligned
-from looped_lm.evaluation.axes import AXES
+from looped_lm.evaluation.suite import AXES
 
 FORMAT, VERSION = "looped_lm evaluation", 1
 
 
 def parsed(text: str) -> dict[str, Any] | None:
-    """The content of a file of results from its text; None where it holds something else."""
+    """Content of a results file, from its text; None if the text is something else."""
     try:
         data = json.loads(text)
     except ValueError:
@@ -30,9 +30,9 @@ class LossRow:
     Args:
         recurrences: recurrences of every pass.
         loss: nats per token.
-        tokens: tokens that it is the mean of.
+        tokens: number of tokens in this mean.
         refused: why it was not measured.
-        expected: whether the components' rule alone refused a number that nobody asked for.
+        expected: whether a component refused a number of recurrences that nobody had asked for.
     """
 
     recurrences: int
@@ -47,20 +47,20 @@ class LossRow:
 
 @dataclass(frozen=True)
 class TaskRow:
-    """One probe or task at one number of recurrences, or why there is no result: a loss that is not finite is none.
+    """One probe or task at one number of recurrences, or why there is no result. A loss that is not finite is none.
 
     Args:
         task: its name.
-        axis: the axis it counts for; None: none of the suite's.
+        axis: the axis to which it belongs; None: it is not of the suite.
         recurrences: recurrences of every pass.
-        loss: of the gold continuations in nats per token, over the tokens of all examples.
-        accuracy: share of right answers: gold continuations that greedy decoding gives, or a task's `metric`.
+        loss: of the gold continuations, in nats per token, over the tokens of all examples.
+        accuracy: share of right answers: of gold continuations that greedy decoding gives, or a task's `metric`.
         metric: name of the metric.
-        examples: examples of the task.
-        tokens: tokens of all gold continuations.
+        examples: number of examples.
+        tokens: number of tokens in all gold continuations.
         shots: solved examples that a prompt should show.
-        cut: examples whose prompt did not fit and lost something on its left.
-        metrics: all that lm-eval reports.
+        cut: number of examples whose prompt was too long and lost something on its left.
+        metrics: everything that lm-eval reports.
         refused: why it was not measured.
     """
 
@@ -83,7 +83,7 @@ class TaskRow:
 
 
 def _refuse_infinite(row: LossRow | TaskRow) -> bool:
-    """Turn a result that neither JSON nor a mean can hold into the reason for having none."""
+    """Replace a loss that neither JSON nor a mean can hold by the reason why there is none."""
     if row.loss is None or math.isfinite(row.loss):
         return False
     object.__setattr__(row, "refused", f"the loss is {row.loss}")
@@ -93,7 +93,7 @@ def _refuse_infinite(row: LossRow | TaskRow) -> bool:
 
 @dataclass(frozen=True)
 class Axis:
-    """Macro-average over those tasks of an axis that were measured at one number of recurrences."""
+    """Macro-average over the tasks of an axis that were measured at one number of recurrences: `tasks` out of `of`."""
 
     axis: str
     recurrences: int
@@ -105,13 +105,13 @@ class Axis:
 
 @dataclass
 class Results:
-    """All of one evaluation.
+    """All results of one evaluation.
 
     Args:
-        about: what was evaluated, and how: plain JSON types.
+        about: what was evaluated, and how, in plain JSON types.
         losses: validation loss over recurrences.
         tasks: probes and tasks.
-        finished: whether all that was asked for has been tried.
+        finished: whether everything that was asked for has been tried.
     """
 
     about: dict[str, Any]
@@ -126,7 +126,7 @@ class Results:
         return self.finished and not missing and not any(row.refused for row in self.tasks)
 
     def axes(self) -> list[Axis]:
-        """Macro-averages: every task of an axis counts the same, however many examples it has."""
+        """Macro-averages: all tasks of an axis have the same weight, however many examples they have."""
         found = []
         for axis, names in AXES.items():
             for r in dict.fromkeys(row.recurrences for row in self.tasks if row.axis == axis):
@@ -150,50 +150,41 @@ class Results:
         return json.dumps(data, indent=2, allow_nan=False) + "\n"
 
     def table(self) -> str:
-        """All rows as text; what was refused stands below with the reason."""
-        parts = []
-        if any(row.loss is not None for row in self.losses):
-            rows = [
-                [str(row.recurrences), f"{row.loss:.4f}", f"{row.tokens:,}"]
-                for row in self.losses
-                if row.loss is not None
-            ]
-            parts.append(aligned(["recurrences", "validation loss", "tokens"], rows, left=0))
-        rows = [self._task(row) for row in self.tasks if row.refused is None]
-        if rows:
-            header = ["task", "r", "loss", "accuracy", "by", "examples", "shots", "cut"]
-            parts.append(aligned(header, rows, left=1))
-        rows = [
+        """All rows as text, then what was not measured, with the reasons."""
+        losses = [
+            [str(row.recurrences), number(row.loss), f"{row.tokens:,}"]
+            for row in self.losses
+            if row.loss is not None
+        ]
+        tasks = [
+            [t.task, str(t.recurrences), number(t.loss), number(t.accuracy), t.metric or "-"]
+            + [str(t.examples), str(t.shots), str(t.cut)]
+            for t in self.tasks
+            if t.refused is None
+        ]
+        axes = [
             [a.axis, str(a.recurrences), number(a.loss), number(a.accuracy), f"{a.tasks} of {a.of}"]
             for a in self.axes()
             if a.tasks
         ]
-        if rows:
-            parts.append(aligned(["axis (macro-average)", "r", "loss", "accuracy", "tasks"], rows, left=1))
+        tables = (
+            (["recurrences", "validation loss", "tokens"], losses, 0),
+            (["task", "r", "loss", "accuracy", "by", "examples", "shots", "cut"], tasks, 1),
+            (["axis (macro-average)", "r", "loss", "accuracy", "tasks"], axes, 1),
+        )
         every = [("validation loss", row.recurrences, row.refused) for row in self.losses]
         every += [(row.task, row.recurrences, row.refused) for row in self.tasks]
         refused = [f"not measured: {name} at r = {r}: {reason}" for name, r, reason in every if reason]
-        return "\n\n".join([*parts, *(["\n".join(refused)] if refused else [])])
-
-    @staticmethod
-    def _task(row: TaskRow) -> list[str]:
-        counts = [str(row.examples), str(row.shots), str(row.cut)]
-        return [
-            row.task,
-            str(row.recurrences),
-            number(row.loss),
-            number(row.accuracy),
-            row.metric or "-",
-            *counts,
-        ]
+        parts = [aligned(header, rows, left) for header, rows, left in tables if rows]
+        return "\n\n".join(filter(None, [*parts, "\n".join(refused)]))
 
 
 def mean(values: Sequence[float | None]) -> float | None:
-    """Mean of the values that are there; None if none is."""
+    """Mean of the values that are not None; None if there are none."""
     there = [v for v in values if v is not None]
     return sum(there) / len(there) if there else None
 
 
 def number(value: float | None) -> str:
-    """Four digits, or a dash."""
+    """A number with four decimals, or a dash."""
     return "-" if value is None else f"{value:.4f}"

@@ -1,6 +1,6 @@
-"""What a model makes of a continuation: its log-probability, and whether greedy decoding would give it.
+"""How a model scores a continuation: its log-probability, and whether greedy decoding gives it.
 
-B batch rows, T tokens of the longest row, d = d_model, V vocabulary, N tokens of all continuations of a batch.
+d = d_model, N tokens of all continuations of a batch.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from looped_lm.sharing.load import TextTokenizer
 
 @dataclass(frozen=True)
 class Encoded:
-    """Token ids of a prompt, BOS first, and of its continuation; `cut` where the prompt lost something.
+    """Token ids of a prompt, BOS first, and of its continuation; `cut` says whether the prompt lost something.
 
-    `end` is the token with which greedy decoding must go on for the continuation to be all it says; it counts for
-    nothing else, and may be missing.
+    `end` is the token with which greedy decoding must go on, so that it says the continuation and no more. It counts
+    for nothing else, and it may be missing.
     """
 
     prompt: tuple[int, ...]
@@ -35,7 +35,7 @@ class Encoded:
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """All of them in a row."""
+        """All ids in a row."""
         return (*self.prompt, *self.continuation, *self.end)
 
     def __len__(self) -> int:
@@ -44,13 +44,12 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Score:
-    """A continuation under the model.
+    """The score of a continuation.
 
     Args:
         nats: -log p of the whole continuation.
-        tokens: how many tokens it has.
-        greedy: whether each of them, and the end where there is one, is the most likely one after those before it, so
-            that greedy decoding gives it.
+        tokens: number of its tokens.
+        greedy: whether greedy decoding gives it: each of its tokens, and its end if it has one, is the most likely one.
     """
 
     nats: float
@@ -59,19 +58,19 @@ class Score:
 
 
 class Encoder:
-    """Text to the ids that a model of limited context can read.
+    """Turns text into ids that fit into a model's context.
 
     Args:
         tokenizer: the model's tokenizer.
-        context: tokens of prompt and continuation together; at least 2.
+        context: largest number of tokens of prompt and continuation together.
 
     Raises:
-        UserError: a context below 2.
+        UserError: the context is below 2.
     """
 
     def __init__(self, tokenizer: TextTokenizer, context: int) -> None:
         if context < 2:
-            raise UserError(f"The context is {context} tokens; BOS and one more need at least 2.")
+            raise UserError(f"The context is {context} tokens; it must be at least 2, for BOS and one more.")
         self.tokenizer, self.context = tokenizer, context
 
     def ids(self, text: str) -> tuple[int, ...]:
@@ -79,9 +78,9 @@ class Encoder:
         return tuple(int(i) for i in self.tokenizer.encode([text])[0])
 
     def pair(self, prompt: str, continuation: str, end: str = "") -> Encoded:
-        """Ids of both as one text, divided where the prompt ends; nothing is cut. Of the end the first token is kept.
+        """Ids of both as one text, divided where the prompt ends, and the first token of the end. Nothing is cut.
 
-        A tokenizer may join the two across the border. Then each is encoded by itself.
+        A tokenizer may join the two across the border. Each is then encoded by itself.
         """
         text = prompt + continuation
         first, both = self.ids(prompt), self.ids(text)
@@ -89,12 +88,12 @@ class Encoder:
         return Encoded((self.tokenizer.bos_id, *first), self._rest(first, both, continuation), end=last)
 
     def _rest(self, before: tuple[int, ...], whole: tuple[int, ...], text: str) -> tuple[int, ...]:
-        """Ids of `text`, with which `whole` goes on where `before` ends."""
+        """Ids of `text`: what `whole` has after `before`, if it begins with `before`."""
         joined = whole[: len(before)] != before or len(whole) == len(before)
         return self.ids(text) if joined else whole[len(before) :]
 
     def cut(self, encoded: Encoded, room: int = 0) -> Encoded:
-        """What fits into the context: the prompt loses tokens on its left, after BOS; `room` tokens more stay free.
+        """What fits into the context and leaves `room` tokens free. The prompt loses tokens on its left, after BOS.
 
         Raises:
             UserError: the continuation alone is too long.
@@ -102,8 +101,8 @@ class Encoder:
         kept = self.context - (len(encoded) - len(encoded.prompt)) - room
         if kept < 1:
             raise UserError(
-                f"A continuation of {self.context - kept} tokens does not fit into a context of "
-                f"{self.context}."
+                f"A continuation of {self.context - kept} tokens does not fit into a context of {self.context}: raise "
+                "--context."
             )
         if kept >= len(encoded.prompt):
             return encoded
@@ -112,15 +111,15 @@ class Encoder:
 
 
 class Scorer:
-    """Scores continuations in batches of rows of like length.
+    """Scores continuations, in batches of rows of similar length.
 
     Args:
-        model: the model; it is left as it is.
+        model: predicts the tokens; it stays on its device and in its mode.
         batch_size: rows of one pass.
-        forward_context: of every pass, such as autocast.
+        forward_context: the context of every pass, such as autocast.
 
     Raises:
-        UserError: a batch size below 1.
+        UserError: the batch size is below 1.
     """
 
     def __init__(
@@ -136,20 +135,20 @@ class Scorer:
     def score(
         self, rows: Sequence[Encoded], num_recurrences: int | None = None, title: str | None = None
     ) -> list[Score]:
-        """Scores of the rows, in their order, by one forward pass over each.
+        """Scores of the rows, in their order, from one forward pass over each.
 
         Args:
             rows: prompts and continuations.
             num_recurrences: recurrences of every pass; None: the model's own count.
-            title: of the progress bar; None: there is none.
+            title: title of the progress bar; None: no bar.
 
         Raises:
-            UserError: ids that the model does not know, or a count that it cannot run.
+            UserError: the model does not know an id, or it cannot run the count.
         """
         if not rows:
             return []
         check_ids(self.model, [i for row in rows for i in row.ids])
-        # The longest first: what does not fit into memory shows at once.
+        # The longest rows come first: if they do not fit into memory, that shows at once.
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]), reverse=True)
         scores: dict[int, Score] = {}
         with tqdm(total=len(rows), desc=title, disable=title is None, leave=False) as bar:
@@ -170,11 +169,11 @@ class Scorer:
         owner = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(lengths))
         where = torch.cat([torch.arange(len(row.prompt), len(row)) for row in rows])
         gold = tokens[owner, where].to(device)
-        # Padding stands on the right, where no token before it looks. Layers would be compiled for every length.
+        # Padding is on the right, where earlier tokens do not look. Compiled layers would be compiled for every length.
         with self.forward_context(), torch.compiler.set_stance("force_eager"):
             hidden = self.model.hidden(tokens.to(device), num_recurrences)
             hidden = hidden[owner.to(device), where.to(device) - 1]
-            # Whole texts would have more logits than memory.
+            # In parts, since the logits of whole texts would not fit into memory.
             size = chunk_tokens(self.model.vocab_size)
             parts = [self._judge(h, g) for h, g in zip(hidden.split(size), gold.split(size), strict=True)]
         nats, hits = (torch.cat(part).cpu() for part in zip(*parts, strict=True))
@@ -184,7 +183,7 @@ class Scorer:
         )
 
     def _judge(self, hidden: Tensor, gold: Tensor) -> tuple[Tensor, Tensor]:
-        """-log p (N,) of gold tokens (N,), and whether each is the most likely, from the head's inputs (N,d)."""
+        """-log p (N,) of the gold tokens (N,), and whether each is the most likely, from the head's inputs (N,d)."""
         logits = self.model.logits(hidden)
         nats = -logits.log_softmax(dim=-1).gather(-1, gold[:, None])[:, 0]
         return nats, logits.argmax(dim=-1) == gold

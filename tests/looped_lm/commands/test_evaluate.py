@@ -175,7 +175,7 @@ def test_a_context_that_is_too_short_is_said(run_cli: Any, in_folder: Path) -> N
             "text.ckpt holds something other than results",
         ),
         (["--ckpt", "m", "--out", "nowhere/x.json"], "nowhere is no folder open to you"),
-        (["--ckpt", "m", "--tasks", "indction_head"], "Did you mean induction_head?"),
+        (["--ckpt", "m", "--tasks", "indction_head"], "Did you mean 'induction_head'?"),
         (["--ckpt", "m", "--tokenizer", "os.getcwd"], "gives a str, which is no tokenizer"),
         (["--ckpt", "m", "--device", "meta"], "device 'meta' cannot be used"),
         (["--ckpt", "m", "--tasks", "recurrences", "--context", "9"], "--context is for probes and tasks"),

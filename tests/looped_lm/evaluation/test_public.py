@@ -15,10 +15,10 @@ from lm_eval.api.instance import Instance
 
 from datamodules import ByteTokenizer
 from looped_lm.evaluation import public
-from looped_lm.evaluation.axes import PublicTask
 from looped_lm.evaluation.harness import HarnessLM
 from looped_lm.evaluation.public import TaskLibrary, measure
 from looped_lm.evaluation.scoring import Encoder, Scorer
+from looped_lm.evaluation.suite import PublicTask
 from looped_lm.sharing.export import save_pretrained
 from tests.support.tiny import perturb, tiny_model
 
@@ -206,7 +206,7 @@ def test_every_task_of_the_suite_is_known_to_lm_eval() -> None:
 
 
 def public_tasks() -> list[tuple[PublicTask, ...]]:
-    from looped_lm.evaluation.axes import PUBLIC
+    from looped_lm.evaluation.suite import PUBLIC
 
     return list(PUBLIC.values())
 
