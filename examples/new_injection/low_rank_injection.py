@@ -12,16 +12,16 @@ class LowRankInjection(Injection):
 
     Args:
         d_model: width d.
-        share: by how much the bottleneck is narrower than the model.
+        share: how many times narrower than the model the bottleneck is.
 
     Raises:
-        ValueError: a share that leaves no channel.
+        ValueError: the share leaves no channel.
     """
 
     def __init__(self, d_model: int, share: int = 4) -> None:
         super().__init__(d_model)
         if not 1 <= share <= d_model:
-            raise ValueError(f"share is {share}; with d_model {d_model} it must lie between 1 and {d_model}.")
+            raise ValueError(f"share is {share}; with d_model {d_model} it must be between 1 and {d_model}.")
         self.down = nn.Linear(d_model, d_model // share, bias=False)
         self.up = nn.Linear(d_model // share, d_model, bias=False)
 

@@ -1,9 +1,9 @@
-"""Completes the run records of converted checkpoints with a validation loss, so that `python -m fitting` reads them.
+"""Adds a validation loss to the run records of converted checkpoints, so that `python -m fitting` can read them.
 
     python measure_loss.py --data DATA_DIR --out RECORDS CHECKPOINT [CHECKPOINT ...]
 
-DATA_DIR was written by `python -m datamodules prepare` with the tokenizer that the models were trained with. Give the
-last checkpoint of each run only: a loss from the middle of a schedule is not what the run would have reached.
+`python -m datamodules prepare` has written DATA_DIR, with the tokenizer of the models. Give only the last checkpoint of
+each run: a loss from the middle of a schedule is not the loss that the run would have reached.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from looped_lm import LoopedLM
 
 
 def measured(checkpoint: Path, data_dir: Path, rows: int) -> RunRecord:
-    """The record beside a checkpoint, completed with its loss in nats per token over validation rows of `data_dir`."""
+    """The record beside a checkpoint with its loss, in nats per token over `rows` validation rows of `data_dir`."""
     record = RunRecord.load(record_path(checkpoint))
     lm = LoopedLM.load_from_checkpoint(checkpoint)
     data = TokenDataModule(
@@ -65,7 +65,7 @@ def main() -> None:
         target = given.out / record_path(checkpoint).name
         if target.exists():
             raise SystemExit(
-                f"{target} exists, and nothing is overwritten: name another folder, or remove it."
+                f"{target} exists, and nothing is overwritten: name another folder, or remove the file."
             )
         try:
             record = measured(checkpoint, given.data, given.rows)

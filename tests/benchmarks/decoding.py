@@ -1,7 +1,7 @@
 """Decoding with the cache and without: python tests/benchmarks/decoding.py [--json FILE]
 
-Seconds per token at a given length of context, both from the same state: the cached decoder adds one token to a full
-cache, the uncached one runs the whole row. Rounds alternate, so that the ratio is taken within a round.
+Seconds per token at a given context length, both from the same state: the cached decoder adds one token to a full
+cache, the uncached one runs the whole row. Rounds alternate between the two, and ratios are taken within a round.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 @torch.inference_mode()
 def seconds(decoder: Decoder, tokens: int) -> float:
-    """Per token, over some tokens."""
+    """Seconds per token, over `tokens` tokens."""
     start = time.perf_counter()
     for _ in range(tokens):
         decoder.append(decoder.logits().argmax(dim=-1))
@@ -48,13 +48,13 @@ def seconds(decoder: Decoder, tokens: int) -> float:
 
 @torch.inference_mode()
 def measure(layout: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Medians of one layout."""
+    """Medians over the rounds of one layout."""
     model = LoopedTransformer(1024, args.context, args.size, args.head_dim, **LAYOUTS[layout])
     prompts = torch.randint(1024, (args.rows, args.context)).tolist()
     rounds = []
     room = 2 + args.rounds * (args.tokens + 1)
     cached, uncached = CachedDecoder(model, prompts, room), UncachedDecoder(model, prompts, room)
-    # The first token of the cached one is the pass over the prompt.
+    # The cached decoder's first token takes the pass over the prompt.
     for decoder in (cached, uncached):
         seconds(decoder, 2 if decoder is cached else 1)
     for _ in range(args.rounds):

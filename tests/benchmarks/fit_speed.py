@@ -1,10 +1,10 @@
-"""The batched solver beside a plain loop of scipy.optimize.minimize: `python tests/benchmarks/fit_speed.py
-[STARTS]`.
+"""The batched solver beside a plain loop of scipy.optimize.minimize: python tests/benchmarks/fit_speed.py [STARTS]
 
-The loop is L-BFGS-B with analytic gradients, objective times 1e6, ftol 1e-15, gtol 1e-9, 10,000 iterations.
-Linear algebra is limited to one thread for both: threads only slow the loop down, by up to 25 times.
+The loop is L-BFGS-B with analytic gradients, the objective times 1e6, ftol 1e-15, gtol 1e-9, 10,000 iterations.
+Linear algebra has one thread in both: more threads only slow the loop down, by up to 25 times.
 """
 
+import argparse
 import os
 import subprocess
 import sys
@@ -26,8 +26,8 @@ from fitting.laws.laws import JointLaw  # noqa: E402
 from fitting.published import load_grid  # noqa: E402
 
 
-def main(starts: int = 500) -> None:
-    """Print times, their ratio and how far the optima are apart."""
+def main(starts: int) -> None:
+    """Print times, their ratio, and how far apart the optima are."""
     runs, law = load_grid(), JointLaw()
     x, observed = law.inputs(runs), np.log(runs.val_loss)
     low, high = np.asarray(law.bounds).T
@@ -69,9 +69,8 @@ def main(starts: int = 500) -> None:
     began = time.perf_counter()
     full = refit_fully(law, x, observed, drawn.counts[:, runs.cell], 500, seed=3)
     print(
-        f"200 resample refits: {refits:.2f} s; with 500 starts each: {time.perf_counter() - began:.1f} "
-        "s, phi apart "
-        f"by at most {np.abs(full.best.theta[:, 5] - drawn.theta[:, 5]).max():.1e}"
+        f"200 resample refits: {refits:.2f} s; with 500 starts each: {time.perf_counter() - began:.1f} s, phi apart by "
+        f"at most {np.abs(full.best.theta[:, 5] - drawn.theta[:, 5]).max():.1e}"
     )
     for extra in ([], ["--bootstrap", "1000"]):
         began = time.perf_counter()
@@ -81,4 +80,8 @@ def main(starts: int = 500) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("starts", nargs="?", type=int, default=500, help="default: %(default)s")
+    main(parser.parse_args().starts)

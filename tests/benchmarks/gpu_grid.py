@@ -1,8 +1,8 @@
 """An iso-depth grid and its phi in ten minutes of one GPU: python tests/benchmarks/gpu_grid.py [--json FILE]
 
-Trains the runs of gpu_grid.yaml with `sweep run`, several at a time, and fits the joint law to their records with
-`python -m fitting`. After --minutes the sweep is stopped, and what is finished is fitted. Without a GPU a tiny grid is
-run on the CPU (gpu_grid_cpu.yaml), whose phi means nothing. Exits with 1 if runs are missing or there is no phi.
+It trains the runs of gpu_grid.yaml with `sweep run`, several at a time, and fits the joint law to their records with
+`python -m fitting`. After --minutes it stops the sweep and fits the finished runs. Without a GPU it runs a tiny grid on
+the CPU (gpu_grid_cpu.yaml), whose phi means nothing. The exit status is 1 if runs are missing or there is no phi.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from looped_lm.sweeps import files  # noqa: E402
 
 HERE = Path(__file__).parent
 GPU_SWEEP, CPU_SWEEP = HERE / "gpu_grid.yaml", HERE / "gpu_grid_cpu.yaml"
-#: Seconds that are kept for runs to save when the time is up, and for the fit.
+#: Seconds kept for runs to save when the time is up, and for the fit.
 SAVING, FITTING = 30.0, 60.0
 
 
@@ -40,7 +40,7 @@ def environment() -> dict[str, str]:
 
 
 def train(sweep: Path, out: Path, jobs: int, seconds: float) -> tuple[float, bool]:
-    """Run a sweep, its lines on stderr; how long it took and whether all of its runs are finished."""
+    """Run a sweep, with its output on stderr; returns its seconds and whether all runs are finished."""
     began = time.perf_counter()
     words = command("looped_lm", "sweep", "run", str(sweep), "--jobs", str(jobs), "--out", str(out))
     with subprocess.Popen(words, env=environment(), stdout=sys.stderr) as running:
@@ -48,7 +48,7 @@ def train(sweep: Path, out: Path, jobs: int, seconds: float) -> tuple[float, boo
             running.wait(timeout=max(seconds, 1.0))
         except subprocess.TimeoutExpired:
             print("The time is up.", file=sys.stderr, flush=True)
-            # Its runs save and end, as on any SIGTERM.
+            # Its runs save and end, as they do on any SIGTERM.
             running.terminate()
             try:
                 running.wait(timeout=SAVING)
@@ -59,7 +59,7 @@ def train(sweep: Path, out: Path, jobs: int, seconds: float) -> tuple[float, boo
 
 
 def fit(records: Path, starts: int, resamples: int, seconds: float) -> dict[str, Any]:
-    """The content of fit.json for these records, or why there is none, under `refused`."""
+    """The content of fit.json for these records; if there is none, the reason under `refused`."""
     options = ["--json", "--no-rivals", "--starts", str(starts), "--bootstrap", str(resamples), "--quiet"]
     try:
         done = subprocess.run(
@@ -115,7 +115,9 @@ def main() -> int:
     )
     parser.add_argument("--starts", type=int, default=200, help="of the fit")
     parser.add_argument("--resamples", type=int, default=200, help="of its intervals")
-    parser.add_argument("--out", type=Path, default=None, help="folder for the runs, kept (default: none is)")
+    parser.add_argument(
+        "--out", type=Path, default=None, help="folder in which the runs are kept (default: they are not)"
+    )
     parser.add_argument("--json", type=Path, default=None, help="file for all figures")
     args = parser.parse_args()
     if args.json is not None and args.json.exists():
@@ -138,8 +140,8 @@ def main() -> int:
     print(f"{name}; torch {torch.__version__}; {sweep.name}, {jobs} runs at a time\n\n{table(analysis)}\n")
     if not finished:
         print("Not all runs are finished; the fit is that of the others.")
-    # What lay in --out already was not trained in this time.
-    rate = f": {flops / seconds:.3g} FLOP/s" if fresh else ", earlier parts not"
+    # Runs that were in --out already were not trained in this time.
+    rate = f": {flops / seconds:.3g} FLOP/s" if fresh else ", earlier runs excluded"
     print(
         f"{flops:.3g} FLOPs in finished runs; {seconds:.0f} s, start-up included{rate}; "
         f"with the fit {time.perf_counter() - begin:.0f} s"

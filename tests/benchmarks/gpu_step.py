@@ -1,8 +1,8 @@
 """Speed of a training step on one GPU: python tests/benchmarks/gpu_step.py [--json FILE]
 
-Size 20, T = 2,048, bf16 autocast, compiled layers, steps of 2^18 tokens; under six minutes on one GPU. MFU is counted
-FLOPs (convention `paper`) over the device's bf16 peak. Without a GPU the same program runs on the CPU at a small size
-and in fp32, with the measured GEMM rate in place of the peak.
+Size 20, T = 2,048, bf16 autocast, compiled layers, steps of 2^18 tokens; under six minutes on one GPU. MFU is the rate
+of counted FLOPs (convention `paper`) over the device's bf16 peak. Without a GPU the same program runs on the CPU at a
+small size in fp32, with the measured GEMM rate in place of the peak.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.benchmarks.steps import Sizes, Subject, ratio  # noqa: E402
 
 GPU_SIZES = Sizes(size=20, head_dim=128, seq_len=2048, vocab=32001, rows=16, step_tokens=2**18)
 CPU_SIZES = Sizes(size=2, head_dim=64, seq_len=128, vocab=1024, rows=4, step_tokens=2048)
-#: Name, shipped config, further arguments, whether a plain eager version is timed beside it.
+#: Name, shipped config, further arguments, and whether a plain eager version is timed beside it.
 SUBJECTS: tuple[tuple[str, str, dict[str, Any], bool], ...] = (
     ("r1", "r1", {}, True),
     ("r4", "r4", {}, True),
@@ -38,7 +38,7 @@ SUBJECTS: tuple[tuple[str, str, dict[str, Any], bool], ...] = (
 def figures(
     label: str, config: str, options: dict[str, Any], plain: bool, args: argparse.Namespace
 ) -> dict[str, Any]:
-    """Measure one architecture and let go of its memory."""
+    """Measure one architecture, then free its memory."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     on_gpu = device.type == "cuda"
     sizes = GPU_SIZES if on_gpu else CPU_SIZES
@@ -47,7 +47,7 @@ def figures(
     dtype = torch.bfloat16 if on_gpu else torch.float32
     subject = Subject(config, sizes, device, dtype, compiled=not args.eager, **options)
     if on_gpu:
-        # As in training (spec section 4).
+        # As in training, where the embedding is bf16 on a GPU.
         subject.model.embedding.to(dtype)
     for _ in range(3):
         subject.measure(0, plain)

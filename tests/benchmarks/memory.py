@@ -1,12 +1,13 @@
-"""Memory of a training step on CPUs: python tests/benchmarks/memory.py
+"""Memory of a training step on CPUs: python tests/benchmarks/memory.py [--json FILE]
 
-Bytes that the backward pass needs, head aside (unique storages of saved tensors), the growth of a fresh process's peak
-resident memory, and the time of a step, each relative to full backpropagation through r = 8; then the loss head against
-a plain one at B = 8, T = 512, V = 32,064.
+Bytes that the backward pass needs, without the head (distinct storages of saved tensors), the growth of a fresh
+process's peak resident memory, and the time of a step, each relative to full backpropagation through r = 8; then the
+loss head against a plain one at B = 8, T = 512, V = 32,064.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 import os
@@ -37,7 +38,7 @@ ROUNDS = 5
 
 
 def peak_mib() -> float:
-    """Peak resident memory of this program (Linux). `getrusage` would start from the parent's peak."""
+    """Peak resident memory of this process in MiB (Linux). `getrusage` would start from the parent's peak."""
     (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM:"))
     return int(line.split()[1]) / 1024
 
@@ -69,7 +70,7 @@ def head_inputs() -> tuple[Tensor, Tensor, Tensor, int, float]:
 def head_growth(name: str) -> float:
     """MiB by which the peak of a fresh process grows in forward and backward of a head."""
     inputs = head_inputs()
-    # Weights and gradients are there in either case.
+    # Weights and gradients exist in either case.
     for leaf in inputs[:2]:
         leaf.grad = torch.zeros_like(leaf)
     before = peak_mib()
@@ -80,8 +81,8 @@ def head_growth(name: str) -> float:
 def fresh(work: Any, name: str, mapped: bool = True) -> float:
     """The result of `work(name)` in a process of its own.
 
-    With `mapped` the C library maps every tensor on its own and gives it back when freed, so that the peak is what was
-    in use at once; else the heap's fragmentation comes on top, which depends on the order of allocations.
+    With `mapped` the C library maps every tensor separately and returns it when freed, so the peak is what was in use
+    at once. Otherwise the heap's fragmentation adds to it, which depends on the order of allocations.
     """
     os.environ.pop("MALLOC_MMAP_THRESHOLD_", None)
     if mapped:
@@ -91,6 +92,11 @@ def fresh(work: Any, name: str, mapped: bool = True) -> float:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, default=None, help="file for all figures")
+    args = parser.parse_args()
     tokens = torch.zeros(SIZES.rows, SIZES.seq_len, dtype=torch.int64)
     subjects = {
         name: Subject(config, SIZES, CPU, compiled=False, **options)
@@ -136,8 +142,8 @@ def main() -> None:
             f"| {name} | {peaks[name]:.0f} | {peaks[name] / peaks['plain head']:.3f} | {median(times[name]):.3f} "
             f"| {ratio(times[name], times['plain head']):.3f} |"
         )
-    if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(json.dumps({"steps": rows, "heads": peaks, "head_seconds": times}))
+    if args.json:
+        args.json.write_text(json.dumps({"steps": rows, "heads": peaks, "head_seconds": times}))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Speed of MuonH's orthogonalisation and step: python tests/benchmarks/optimizer.py [--config r8] [--rounds 7]
 
 In every round the stacks of equal matrices of one architecture are orthogonalised as the optimizer does it, and plainly
-as one batch each. Beside them run a whole optimizer step and the matrix products of the model's own layer, forward and
-backward. Rates count matrix products alone; a column is the median over the rounds of the ratio to the layer's rate.
+as one batch each. A whole optimizer step and the matrix products of the model's own layer, forward and backward, run
+beside them. Rates count matrix products alone; a column is the median over the rounds of the ratio to the layer's rate.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Packing speed against the plain quadratic version: python tests/benchmarks/packing.py [DOCUMENTS]
+"""Speed of packing against the plain quadratic version: python tests/benchmarks/packing.py [DOCUMENTS]
 
 100,000 documents of log-normal lengths (mean 1,000 tokens), rows of 2,049, a buffer of 1,000, one core.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from pathlib import Path
@@ -34,4 +35,8 @@ def main(documents: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 100_000)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("documents", nargs="?", type=int, default=100_000, help="default: %(default)s")
+    main(parser.parse_args().documents)

@@ -1,6 +1,6 @@
-"""Reading speed at T = 2,048: python tests/benchmarks/reader.py
+"""Speed of reading at T = 2,048: python tests/benchmarks/reader.py
 
-Prepares the embedded corpus as bytes, then times TokenDataModule's training batches, start-up aside.
+It prepares the embedded corpus as bytes, then times TokenDataModule's training batches, without start-up.
 """
 
 from __future__ import annotations

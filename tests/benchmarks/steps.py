@@ -1,4 +1,4 @@
-"""What the benchmarks of a training step share: models of the shipped configs, a plain step, rounds, GEMM rates."""
+"""What the benchmarks of training steps share: models of the shipped configs, a plain step, rounds, GEMM rates."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from looped_lm.model.compilation import compile_in_place
 def model_of(config: str, **overrides: Any) -> LoopedTransformer:
     """The architecture of a shipped config, in the sizes given."""
     settings = yaml.safe_load((files("configs") / f"{config}.yaml").read_text())["model"]
-    settings.pop("recurrences", None)  # of training, not of the model
-    # A component without arguments is named by its class alone.
+    settings.pop("recurrences", None)  # This belongs to training, not to the model.
+    # A component without arguments is given by its class alone.
     settings = {k: {"class_path": v} if isinstance(v, str) else v for k, v in settings.items()}
     return LoopedTransformer(**{**settings, **overrides})
 
@@ -36,9 +36,9 @@ def batch_of(rows: int, seq_len: int, vocab_size: int, device: torch.device) -> 
 
 
 def plain_loss(model: LoopedTransformer, tokens: Tensor, targets: Tensor) -> Tensor:
-    """The same loss, plainly: uncompiled layers, all logits at once, and the graph of every recurrence built and kept.
+    """The same loss, computed plainly: uncompiled layers, all logits at once, the graph of every recurrence kept.
 
-    Recurrences without gradients are cut off by detaching the state. `forward` is called past the compiled call.
+    Detaching the state cuts off recurrences without gradients. Calling `forward` directly avoids the compiled call.
     """
     cos, sin = model.rotary(tokens.shape[1])
 
@@ -85,7 +85,7 @@ class Gemms:
 
 
 def clock(work: Callable[[], Any], device: torch.device) -> float:
-    """Seconds that `work` takes, the device's queue included."""
+    """Seconds that `work` takes, including the device's queue."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     begin = time.perf_counter()
@@ -122,14 +122,14 @@ class Subject:
 
     Args:
         name: shipped config.
-        sizes: of model and micro-batch.
+        sizes: sizes of the model and of a micro-batch.
         device: where it runs.
-        dtype: type of the matrix products; other than fp32 it is reached by autocast.
+        dtype: type of the matrix products; autocast is used for types other than fp32.
         compiled: compile the layers.
         overrides: further arguments of the model.
 
     Raises:
-        RuntimeError: compilation is asked for and nothing can be compiled here.
+        RuntimeError: the layers cannot be compiled here.
     """
 
     def __init__(
@@ -170,13 +170,13 @@ class Subject:
         loss.backward()
 
     def plain(self) -> None:
-        """The same, plain and eager."""
+        """Forward and backward of a micro-batch, plain and eager."""
         with self._autocast():
             loss = plain_loss(self.model, *self.batch)
         loss.backward()
 
     def measure(self, index: int, plain: bool = True) -> None:
-        """One round; which of the two versions goes first alternates."""
+        """One round. The two versions take turns to go first."""
         works = {"ours": self.ours, "plain": self.plain} if plain else {"ours": self.ours}
         seconds = {"gemm": clock(self.gemms, self.device)}
         for name in list(works) if index % 2 else list(works)[::-1]:
@@ -187,7 +187,7 @@ class Subject:
         self.rounds.append(seconds)
 
     def seconds(self, name: str) -> list[float]:
-        """Of every round."""
+        """Seconds of every round."""
         return [seconds[name] for seconds in self.rounds]
 
     def rates(self, name: str) -> list[float]:
@@ -196,7 +196,7 @@ class Subject:
         return [flops / seconds for seconds in self.seconds(name)]
 
     def step_seconds(self) -> list[float]:
-        """Seconds of a whole step of `step_tokens` tokens, the optimizer included."""
+        """Seconds of a whole step of `step_tokens` tokens, including the optimizer."""
         micro_batches = self.sizes.step_tokens / self.sizes.tokens
         return [s["ours"] * micro_batches + s["optimizer"] for s in self.rounds]
 

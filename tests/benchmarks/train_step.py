@@ -1,8 +1,8 @@
 """Speed of a training step on CPUs: python tests/benchmarks/train_step.py [--pairs 15] [--json FILE]
 
 Forward and backward of one micro-batch in fp32. In every round each architecture is timed next to a plain eager version
-of the same step and next to the matrix products of its own layer, so that all figures are ratios within one round; a
-column is the median over the rounds. An optimizer step, which comes once per 8,192 tokens, is timed apart.
+of the same step and next to the matrix products of its own layer, so all figures are ratios within one round; a column
+is the median over the rounds. The optimizer step, one per 8,192 tokens, is timed separately.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def main() -> None:
         Subject(name, sizes, torch.device("cpu"), compiled=not args.eager) for name in args.architectures
     ]
     for subject in subjects:
-        # Compiles and warms up.
+        # The first round compiles and warms up.
         subject.measure(0)
         subject.rounds.clear()
     for index in range(args.pairs):

@@ -1,12 +1,10 @@
-"""What the Trainer and the telemetry cost: `python tests/benchmarks/trainer_overhead.py [--config r8_hc.yaml ...]
-[--steps 40] [--json FILE]`.
+"""What the Trainer and the telemetry cost: python tests/benchmarks/trainer_overhead.py [--steps 40] [--json FILE]
 
-A run of base.yaml's scale, with all its callbacks, next to a bare loop of the same steps in the same process: the same
-model, optimizer, schedule and batches. Steps alternate (one of the Trainer's, one bare), so both meet the same machine.
+A run at the scale of base.yaml, with all its callbacks, next to a bare loop of the same steps in the same process: the
+same model, optimizer, schedule and batches. Steps alternate (one of the Trainer's, one bare), so conditions are equal.
 The Trainer's step is everything between two of its micro-batches; validation and checkpoints come after the last step
-and are not in it. The telemetry's time is that inside the hooks of GradientNorm, UpdateNorms, LoopStats, GradientShare,
-LearningRates, FlopsMonitor and LossCurves, what they hook into the loop and the backward pass included. Targets: ratio
-at most 1.05, telemetry at most 1% of the step.
+and do not count. The telemetry's time is that inside the hooks of the callbacks in TELEMETRY, including what they hook
+into the loop and the backward pass. Targets: a ratio of at most 1.05, telemetry at most 1% of the step.
 """
 
 import argparse
@@ -41,13 +39,13 @@ from looped_lm.configuration.config_files import resolve_arguments  # noqa: E402
 from looped_lm.configuration.parser import LoopedCLI  # noqa: E402
 
 TELEMETRY = (GradientNorm, UpdateNorms, LoopStats, GradientShare, LearningRates, FlopsMonitor, LossCurves)
+#: Methods that run inside the loop or the backward pass.
 INSIDE = ("_observe", "_watch", "_add")
-"""Methods that run inside the loop or the backward pass."""
 WARM_UP = 5
 
 
 def build(config: str, steps: int, folder: str) -> LoopedCLI:
-    """Model, data and Trainer as the command line makes them, for so many steps and without validation on the way."""
+    """Model, data and Trainer as the command line makes them, for `steps` steps without validation in between."""
     sys.argv[1:] = resolve_arguments(
         [
             *("--config", config, "--trainer.logger.init_args.save_dir", folder),
@@ -95,7 +93,7 @@ class Clock:
         function = getattr(owner, name)
 
         def timed(*args: Any, **kwargs: Any) -> Any:
-            # A hook that calls another one is counted once.
+            # A hook that calls another hook is counted once.
             if self._inside:
                 return function(*args, **kwargs)
             self._inside, began = True, time.perf_counter()

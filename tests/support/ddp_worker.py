@@ -1,7 +1,7 @@
-"""One process of the pair of test_ddp.py: python -m tests.support.ddp_worker FOLDER DATA_DIR.
+"""One of the two processes that test_ddp.py starts: python -m tests.support.ddp_worker FOLDER DATA_DIR.
 
-It trains every architecture twice (from scratch, and from the checkpoint that one process left) and steps optimizers on
-random gradients; what it saw goes to FOLDER/rank<n>.json. The functions are the one process's, too.
+It trains every architecture twice (from scratch, and from the checkpoint of a run of one process), steps optimizers on
+random gradients, and writes what it saw to FOLDER/rank<n>.json. Runs of one process use the same functions.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def shipped(name: str, shard: bool = True) -> LoopedLM:
 
 
 class AtStart(L.Callback):
-    """Largest difference of what was loaded to the checkpoint's: weights, optimizer state, initial norms."""
+    """Largest differences between what was loaded and the checkpoint: weights, optimizer state, initial norms."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.differences = path, {"weights": -1.0, "state": -1.0, "norms": -1.0}
@@ -66,7 +66,7 @@ def train(
 ) -> dict[str, Any]:
     """Train an architecture, with a checkpoint in the middle; returns losses by step and counts.
 
-    A resumed run changes MuonH's `shard`, too: like any part of the recipe it may.
+    A resumed run also changes MuonH's `shard`, as it may change any part of the recipe.
     """
     lm, logger, monitor = shipped(name, shard=resume is None), RecordingLogger(), FlopsMonitor()
     save = ModelCheckpoint(folder, filename=name + "-{step}", every_n_train_steps=STOP, save_top_k=-1)
@@ -115,7 +115,7 @@ def steps_on_random_gradients(name: str) -> dict[str, Any]:
 
 
 def step_with_a_gradient_missing_on_one_process(rank: int) -> str:
-    """What MuonH says."""
+    """What MuonH says when process 1 lacks a gradient that process 0 has."""
     params = [torch.nn.Parameter(torch.eye(4)) for _ in range(3)]
     for i, p in enumerate(params):
         p.grad = None if rank == 1 and i == 2 else torch.eye(4)

@@ -6,5 +6,5 @@ import re
 
 
 def code_blocks(text: str, language: str) -> list[str]:
-    """Content of the fenced blocks of a language."""
+    """Content of the fenced blocks in a language."""
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)

@@ -1,11 +1,11 @@
 """Runs killed with SIGKILL at random moments and resumed: `python -m tests.support.kill_loop --runs 50 --seed 0`.
 
-Every run is `fit --resume auto`, killed one to three times and then left to finish. Its last checkpoint must be that
-of a run which nobody disturbed: weights, optimizer, schedule, data position, losses. Half of the kills come at a
-moment drawn uniformly over a run, half around the writing of a checkpoint. After each kill, every checkpoint in the
-folder must be whole.
+Every run is `fit --resume auto`, killed one to three times and then left to finish. Its last checkpoint must equal that
+of an undisturbed run: weights, optimizer, schedule, data position, losses. Half of the kills come at a moment drawn
+uniformly over a run, half around the writing of a checkpoint. After each kill, every checkpoint in the folder must be
+whole.
 
-A process costs seconds to start, so runs are forked from this one, which has everything loaded and no thread:
+A process takes seconds to start, so runs are forked from this one, which has loaded everything and has no threads:
 OMP_NUM_THREADS and OPENBLAS_NUM_THREADS must be 1.
 """
 
@@ -102,19 +102,19 @@ def same(a: Any, b: Any) -> bool:
 
 
 def differing(got: dict[str, Any], expected: dict[str, Any]) -> list[str]:
-    """Names of what two final checkpoints do not share."""
+    """Names of the parts in which two final checkpoints differ."""
     parts = [part for part in PARTS if not same(got[part], expected[part])]
     return parts + [name for name in RESULTS if got["run_record"][name] != expected["run_record"][name]]
 
 
 def ended(child: int) -> int | None:
-    """Exit status of a child, None while it runs; minus the signal's number where one ended it."""
+    """Exit status of a child; None while it runs, minus the signal's number if a signal ended it."""
     pid, status = os.waitpid(child, os.WNOHANG)
     return os.waitstatus_to_exitcode(status) if pid else None
 
 
 def kill_at(child: int, moment: float) -> int:
-    """Kill after so many seconds; the exit status."""
+    """Kill a child after `moment` seconds; returns its exit status."""
     end = time.monotonic() + moment
     while time.monotonic() < end:
         if (status := ended(child)) is not None:
@@ -143,7 +143,7 @@ def kill(child: int) -> int:
 
 
 def prepared(folder: Path) -> Path:
-    """Rows of 17 bytes; made in a child, as it may start threads."""
+    """Prepared rows of 17 bytes, made in a child process, since the preparation may start threads."""
     out = folder / "rows"
     child = os.fork()
     if not child:
@@ -159,7 +159,7 @@ def prepared(folder: Path) -> Path:
 
 
 def command_line(folder: Path) -> list[str]:
-    """`fit --resume auto` of a tiny run that writes a checkpoint every other step."""
+    """`fit --resume auto` for a tiny run that writes a checkpoint every other step."""
     config = yaml.safe_load(BASE.read_text())
     for callback in config["trainer"]["callbacks"]:
         if callback["class_path"].endswith("Checkpoints"):
@@ -173,7 +173,7 @@ def command_line(folder: Path) -> list[str]:
 
 
 def one_run(run: Run, command: list[str], kills: int, seconds: float, draw: random.Random) -> None:
-    """A run that is killed so many times, and then left to finish."""
+    """Kill a run `kills` times, then let it finish."""
     while kills:
         child = run.start(command)
         if draw.random() < 0.5:
@@ -184,7 +184,7 @@ def one_run(run: Run, command: list[str], kills: int, seconds: float, draw: rand
             what = f"{1000 * delay:.1f} ms into saving no. {which}"
             status = kill_in_saving(run, child, which, delay)
         if status != -signal.SIGKILL:
-            # It was faster. A run that is complete has no moment left to be killed at.
+            # The run was faster and is complete, so it cannot be killed any more.
             run.log.append(f"({what}: ended before with status {status})")
             assert status == 0, (run.folder / "output.txt").read_text()
             return
@@ -221,14 +221,14 @@ def main() -> int:
             one_run(run, command, draw.randint(1, 3), seconds, draw)
             hits = sum(not what.startswith("(") for what in run.log)
             if not hits:
-                continue  # Not one kill came in time: this run counts for nothing.
+                continue  # No kill came in time, so this run proves nothing.
             number, killed, partials = number + 1, killed + hits, partials + run.partials
             faults = differing(run.final(), expected)
             equal += not faults
             verdict = f"DIFFERS in {', '.join(faults)}" if faults else "equal"
             print(f"run {number}: killed {'; '.join(run.log)}: {verdict}", flush=True)
         print(
-            f"{equal} of {arguments.runs} runs equal the undisturbed one; {killed} kills, {partials} of them left a "
+            f"{equal} of {arguments.runs} runs equal the undisturbed one; {killed} kills, {partials} of which left a "
             "half-written checkpoint behind",
             flush=True,
         )

@@ -1,4 +1,4 @@
-"""Components that break one promise each, for the test that the conformance suite notices."""
+"""Components each of which breaks one promise, for the test that the conformance suite notices."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CutGradient(LinearInjection):
 
 
 class IdleRecurrence(HyperConnectionLanes):
-    """Reads with the weights of the first recurrence always."""
+    """Always reads with the weights of the first recurrence."""
 
     def read_weights(self, i: int) -> Tensor:
         return self.alpha[0] + 0.0 * self.alpha.sum()
@@ -111,7 +111,7 @@ class InPlaceState(AdditiveInjection):
 
 
 class OtherMixing(HyperConnectionLanes):
-    """Shows something else than it mixes with."""
+    """Shows another matrix than the one it mixes with."""
 
     def mixing_matrices(self) -> Tensor:
         return super().mixing_matrices().softmax(dim=-1)
@@ -130,7 +130,7 @@ class LooksAside(LinearInjection):
 
 
 class TableWithoutRule(AdditiveInjection):
-    """A row for each of four recurrences, and nothing said about it."""
+    """Has a row for each of four recurrences but does not say so."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__(d_model)
@@ -141,7 +141,7 @@ class TableWithoutRule(AdditiveInjection):
 
 
 class OneDtype(LinearInjection):
-    """lerp wants one dtype; under autocast the product is bf16 and the state fp32."""
+    """lerp needs one dtype, but under autocast the product is bf16 and the state is fp32."""
 
     def forward(self, e: Tensor, s: Tensor, i: int) -> Tensor:
         return torch.lerp(s, super().forward(e, s, i), 0.5)
@@ -154,7 +154,7 @@ class OtherWhenCompiled(LinearInjection):
 
 
 class OtherWhenRecomputed(LinearInjection):
-    """Another result when a recurrence runs again."""
+    """Gives another result when a recurrence runs again."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__(d_model)
@@ -168,7 +168,7 @@ class OtherWhenRecomputed(LinearInjection):
 
 
 def lost_argument(d_model: int) -> Injection:
-    """Sets up a component with something that its constructor's arguments do not tell."""
+    """Gives a component a value that its constructor's arguments do not contain."""
     injection = WithFactor(d_model)
     injection.factor = 2.0
     return injection

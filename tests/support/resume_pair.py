@@ -1,4 +1,4 @@
-"""Two processes that stop and resume runs together, started once for many cases."""
+"""Two processes that stop and resume runs together; they start once for many cases."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def run_pair(folder: Path, data_dir: Path, cases: list[Case], resume: str | None
     Args:
         folder: for checkpoints.
         data_dir: prepared data.
-        cases: compared with uninterrupted runs on two processes.
-        resume: a checkpoint of one process to go on from; None to leave that out.
+        cases: stops, each of which is compared with an uninterrupted run on two processes.
+        resume: a checkpoint of a run of one process, to be resumed as well; None: no such run.
 
     Returns:
-        `cases`, each with `name` and `equal`; with `resume` also the rows by step of the run that went on from it,
-        and a `checkpoint` of two processes at `step`.
+        `cases`, each with `name` and `equal`; with `resume` also `resumed_from_one`, the rows by step of that run, and
+        a `checkpoint` of two processes at `step`.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -41,13 +41,13 @@ def run_pair(folder: Path, data_dir: Path, cases: list[Case], resume: str | None
 
 
 def _run(rank: int, port: int, folder: Path, data_dir: Path, cases: list[Case], resume: str | None) -> None:
-    # As torchrun sets them.
+    # What torchrun would set.
     os.environ |= {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0",
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "pair",
     }  # fmt: skip
     torch.set_num_threads(1)
-    # A spawned process spawns its readers as well, each of which imports all there is.
+    # A spawned process would spawn its readers, too, each of which would import everything.
     mp.set_start_method("fork", force=True)
     whole: dict[str, Outcome] = {}
     report: dict[str, Any] = {"cases": []}

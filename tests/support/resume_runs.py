@@ -1,4 +1,4 @@
-"""Runs that are stopped by a signal and resumed, and all that must be equal to the run that was not stopped."""
+"""Runs that a signal stops and that are resumed, and everything that must equal a run that was not stopped."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from looped_lm.runs.preemption import Preempted
 from tests.support.recording_logger import RecordingLogger
 from tests.support.tiny import tiny_trainer
 
-#: The loops that the matrix covers, as the configs of these names set them.
+#: The loops under test, as the configs of these names define them.
 VARIANTS: dict[str, dict[str, Any]] = {
     "r4": dict(num_recurrences=4, injection=LinearInjection),
     "r8_hc": dict(num_recurrences=8, injection=PassthroughInjection, lanes=HyperConnectionLanes),
@@ -37,12 +37,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "r4_truncated": dict(num_recurrences=4, injection=LinearInjection, bptt=TruncatedBPTT(2)),
 }
 BATCH_ROWS = 4
+#: Steps of one pass over the rows of `write_data`.
 EPOCH_STEPS = 8
-"""Steps in which `write_data`'s rows are read through."""
 STEPS = 2 * EPOCH_STEPS + 6
 VAL_EVERY = 5
 
-#: Where a run is stopped: arguments of Trace, and the step at which it must have stopped.
+#: Where a run is stopped: arguments of Trace, and the step at which the run must have stopped.
 STOPS: dict[str, tuple[dict[str, Any], int]] = {
     "before the first step": (dict(at=(0, 0)), 1),
     "in mid-epoch": (dict(at=(2, 0)), 3),
@@ -71,12 +71,12 @@ def write_data(folder: Path) -> Path:
 
 
 class Trace(L.Callback):
-    """Writes down what a run does, draws random numbers as a model with dropout would, and sends it a signal.
+    """Records what a run does, draws random numbers as a model with dropout would, and sends the run a signal.
 
     Args:
         send: the signal.
-        at: (optimizer steps done, micro-batches of the next one done) when it is sent; None never.
-        during: `training`, or `validation` of the step `at`.
+        at: when to send it: (optimizer steps done, micro-batches of the next step done); None: never.
+        during: `training`, or `validation` at the step of `at`.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Trace(L.Callback):
 
 @dataclass
 class Outcome:
-    """All that a run did, in the order in which it did it."""
+    """Everything that a run did, in order."""
 
     losses: list[Any] = field(default_factory=list)
     validations: list[Any] = field(default_factory=list)
@@ -149,7 +149,7 @@ class Outcome:
 
 
 def plain(value: Any) -> Any:
-    """Nested state with tensors as lists, which compare exactly."""
+    """Nested state with its tensors as lists, which compare exactly."""
     if isinstance(value, torch.Tensor):
         return value.tolist()
     if isinstance(value, dict):
@@ -172,7 +172,7 @@ def fit(
     trainer_options: dict[str, Any] | None = None,
     **model: Any,
 ) -> Outcome:
-    """One process start's worth of a run: everything is built anew, as on the command line."""
+    """The part of a run that one process does. Everything is built anew, as on the command line."""
     L.seed_everything(3, verbose=False)
     options = trainer_options or {}
     devices = options.get("devices", 1)
@@ -246,7 +246,7 @@ def fit(
 
 
 def assert_equal(resumed: Outcome, whole: Outcome) -> None:
-    """Bit by bit: losses, validation passes, random numbers, logged rows, weights, optimizer, counters."""
+    """Equal bit for bit: losses, validation passes, random numbers, logged rows, weights, optimizer, counters."""
     assert resumed.losses == whole.losses
     assert resumed.validations == whole.validations
     assert resumed.draws == whole.draws

@@ -10,9 +10,9 @@ from looped_lm import LoopedTransformer
 
 
 def held_bytes(model: LoopedTransformer, tokens: Tensor) -> int:
-    """Bytes of the unique storages that everything but the head keeps, weights aside.
+    """Bytes of the distinct storages that everything but the head keeps, without weights.
 
-    Where recurrences are recomputed, the state between them is what stays: it is counted where it is handed on.
+    If recurrences are recomputed, the states between them are kept instead, and these are counted.
     """
     weights = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
     kept: dict[int, Tensor] = {}
@@ -20,7 +20,7 @@ def held_bytes(model: LoopedTransformer, tokens: Tensor) -> int:
     def keep(tensor: Tensor) -> Tensor:
         key = tensor.untyped_storage().data_ptr()
         if key not in weights:
-            # Holding the tensor keeps its storage, so that no later one takes its address.
+            # Holding the tensor keeps its storage alive, so that no later storage gets the same address.
             kept.setdefault(key, tensor)
         return tensor
 

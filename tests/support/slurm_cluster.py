@@ -1,4 +1,4 @@
-"""A real SLURM cluster of one node on this machine: munged, slurmctld and slurmd in a folder of their own."""
+"""A real SLURM cluster with one node, on this machine: munged, slurmctld and slurmd in a folder of their own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NODE = "one"
 
 
 def install() -> str | None:
-    """See that SLURM is there, installing Debian's packages where that is possible; why it is not, or None."""
+    """Install SLURM from Debian's packages if it is missing; returns why that is impossible, or None."""
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if not missing:
         return None
@@ -37,7 +37,7 @@ class Cluster:
     """Commands on a running cluster.
 
     Args:
-        environment: where SLURM's commands find its configuration.
+        environment: environment in which SLURM's commands find its configuration.
     """
 
     def __init__(self, environment: dict[str, str]) -> None:
@@ -47,7 +47,7 @@ class Cluster:
         """Output of one of SLURM's commands.
 
         Raises:
-            RuntimeError: it failed.
+            RuntimeError: the command failed.
         """
         done = subprocess.run(command, capture_output=True, text=True, env=self.environment)
         if done.returncode:
@@ -67,7 +67,7 @@ class Cluster:
         """Wait until a condition holds.
 
         Raises:
-            TimeoutError: naming what did not come.
+            TimeoutError: the condition did not come to hold.
         """
         end = time.monotonic() + seconds
         while not condition():
@@ -80,14 +80,14 @@ class Cluster:
 
 @contextmanager
 def slurm_cluster(folder: Path, cpus: int = 2) -> Iterator[Cluster]:
-    """Start a cluster and end it again.
+    """Start a cluster, and end it afterwards.
 
     Args:
-        folder: for configuration, state and logs; an empty one.
-        cpus: that the node has for jobs.
+        folder: an empty folder for configuration, state and logs.
+        cpus: number of CPUs that the node has for jobs.
 
     Raises:
-        RuntimeError: a part of it does not start; its log is shown.
+        RuntimeError: a part of the cluster does not start. The message shows its log.
     """
     configuration = _configure(folder, cpus)
     environment = {**os.environ, "SLURM_CONF": str(configuration)}
@@ -133,7 +133,7 @@ def _configure(folder: Path, cpus: int) -> Path:
         f"SlurmctldPort={_free_port()}",
         f"SlurmdPort={_free_port()}",
         "AuthType=auth/munge",
-        # A job that is requeued waits until its old credential has expired.
+        # A requeued job waits until its old credential has expired.
         f"AuthInfo=socket={folder / 'munge.socket'},cred_expire=5",
         f"StateSaveLocation={folder / 'state'}",
         f"SlurmdSpoolDir={folder / 'spool'}",

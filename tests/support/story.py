@@ -1,4 +1,4 @@
-"""Stories of `examples/`: their commands, what they say these print, and the same at tiny scale."""
+"""The stories of `examples/`: their commands, the output that they show, and the same at a tiny scale."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ EXAMPLES = ROOT / "examples"
 
 
 class Story:
-    """A folder of `examples/`, copied to where it may write.
+    """A folder of `examples/`, copied to where its commands may write.
 
     Args:
-        name: of the folder.
-        folder: an empty one to copy its files to.
+        name: name of the folder.
+        folder: an empty folder, to which its files are copied.
     """
 
     def __init__(self, name: str, folder: Path) -> None:
@@ -30,22 +30,22 @@ class Story:
         self.folder, self.text = folder, (EXAMPLES / name / "README.md").read_text()
 
     def blocks(self, language: str) -> list[str]:
-        """Content of the code blocks of a language."""
+        """Content of the code blocks in a language."""
         return code_blocks(self.text, language)
 
     def block(self, part: str) -> str:
-        """The one shell block that holds some words."""
+        """The only shell block that contains `part`."""
         (found,) = [block for block in self.blocks("bash") if part in block]
         return found
 
     def commands(self, part: str = "") -> list[list[str]]:
-        """Words of the commands of the shell blocks that hold some words."""
+        """The commands in shell blocks whose line contains `part`, as words."""
         return [
             shlex.split(line) for line in self.blocks("bash") for line in line.splitlines() if part in line
         ]
 
     def shown(self, part: str) -> tuple[list[str], list[str]]:
-        """Words of the one command shown after a `$` that holds some words, and the lines below it."""
+        """The only command after a `$` that contains `part`, as words, and the lines below it."""
         found = [
             block.removeprefix("$ ").split("\n") for block in self.blocks("text") if block.startswith("$ ")
         ]
@@ -53,7 +53,7 @@ class Story:
         return shlex.split(command), [line for line in lines if line.strip() not in ("", "...")]
 
     def set_axes(self, file: str, **values: str) -> None:
-        """Give axes of a sweep file, by the last word of their key, other values; each is in one line."""
+        """Change values of axes in a sweep file. An axis is given by the last word of its key and takes one line."""
         path = self.folder / file
         text = path.read_text()
         for key, value in values.items():
@@ -62,7 +62,7 @@ class Story:
         path.write_text(text)
 
     def bash(self, block: str, status: int = 0) -> str:
-        """Run a block as a user would, ending at the first failure; what it printed."""
+        """Run a block as a user would, up to the first failure; returns what it printed."""
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         done = subprocess.run(
             ["bash", "-e", "-c", block],
@@ -77,8 +77,10 @@ class Story:
 
 
 def missing(lines: list[str], printed: str) -> list[str]:
-    """Lines that are not in what was printed, in their order; blanks in a row count as one; `...` in a line stands for
-    anything."""
+    """The lines from the first one that was not printed after those before it.
+
+    Several blanks count as one, and `...` in a line stands for anything.
+    """
     rest = [" ".join(line.split()) for line in printed.splitlines()]
     for i, line in enumerate(lines):
         parts = " ".join(line.split()).split("...")
@@ -91,7 +93,7 @@ def missing(lines: list[str], printed: str) -> list[str]:
 
 
 def tiny_scale(data_dir: Path) -> str:
-    """A config in place of a story's scale: rows of 16 bytes, steps of two rows, heads of 16."""
+    """A config to replace a story's scale: rows of 16 bytes, steps of two rows, heads of 16."""
     return f"""
 trainer: {{accelerator: cpu, devices: 1, precision: 32-true}}
 model: {{size: 1, head_dim: 16, batch_tokens: 32, val_every_steps: null, compile_layers: false}}

@@ -60,7 +60,7 @@ def test_variable_assignment_has_the_answer_that_follows(probe: Probe) -> None:
             direct, aliases = dict(assigned[:5]), dict(assigned[5:])
             assert len(set(names)) == len(names) == (10 if "_1_" in probe.name else 5)
             assert all(1 <= int(v) <= 25 for v in direct.values())
-            # One alias for each, and one is asked for.
+            # Each variable has one alias, and the question is about one of the aliases.
             assert sorted(aliases.values()) == (sorted(direct) if aliases else [])
             assert name in (aliases or direct) and direct[aliases.get(name, name)] == answer
             asked_places.add(names.index(name))
@@ -111,7 +111,7 @@ def test_a_score_says_what_greedy_decoding_gives() -> None:
     right = Encoded(tuple(prompt), tuple(text[len(prompt) :]))
     wrong = Encoded(right.prompt, (*right.continuation[:3], (text[-1] + 1) % 256))
     assert [s.greedy for s in Scorer(model).score([right, wrong])] == [True, False]
-    # " 2" is no answer where the model goes on to say " 22".
+    # " 2" is not the answer if the model goes on to say " 22".
     whole, part = right, Encoded(right.prompt, right.continuation[:3])
     other = replace(part, end=((right.continuation[3] + 1) % 256,))
     scores = Scorer(model).score([part, replace(part, end=right.continuation[3:]), other, whole])
@@ -148,7 +148,7 @@ def test_what_cannot_be_scored_is_refused() -> None:
 
 
 class Pairs:
-    """Ids of two letters each: the border between prompt and continuation may lie inside of one."""
+    """Ids of two letters each: the border between prompt and continuation may be inside an id."""
 
     bos_id, vocab_size = 0, 700
 
@@ -198,7 +198,7 @@ def test_a_probe_says_how_many_prompts_were_cut_or_that_none_fits() -> None:
     assert row.loss is None and "takes up to 108 tokens, and the context has 100" in str(row.refused)
 
 
-# ---- What is asked for, what is found -------------------------------------------------------------------------------
+# ---- Requests and results -------------------------------------------------------------------------------------------
 
 
 def test_names_stand_for_what_they_say() -> None:

@@ -1,4 +1,4 @@
-"""The induction probe measures what it says: a small model trained on such text solves it, an untrained one not."""
+"""The induction probe measures induction: a small model trained on such text solves it, an untrained one does not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.tiny import tiny_lm, tiny_trainer
 
 BYTES = ByteTokenizer()
 LINES, STEPS, ROWS = 16, 500, 24
-#: A line has 12 bytes, with its end.
+#: A line has 12 bytes, including its end.
 SEQ_LEN = 12 * LINES
 (INDUCTION, *_) = PROBES
 
@@ -30,7 +30,7 @@ SEQ_LEN = 12 * LINES
 class InductionText(IterableDataset):
     """Endless rows of lines "key -> value": two, four or eight new keys, then these again in any order.
 
-    Few keys make a beginning: with eight alone nothing is learned for long.
+    Rows with few keys start the learning: with eight only, a model learns nothing for a long time.
     """
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -51,7 +51,7 @@ class InductionData(L.LightningDataModule):
 
 
 def probed(lm: LoopedLM) -> TaskRow:
-    """A hundred questions that no row of training holds, since keys and values are drawn from 26^7."""
+    """A hundred questions that no training row contains, since there are 26^7 pairs of key and value."""
     scorer, encoder = Scorer(lm.model.eval(), batch_size=50), Encoder(BYTES, SEQ_LEN)
     (row,) = probe_rows(INDUCTION, scorer, encoder, [lm.model.num_recurrences], 100, seed=1)
     lm.train()

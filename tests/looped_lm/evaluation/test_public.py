@@ -18,7 +18,7 @@ from looped_lm.evaluation import public
 from looped_lm.evaluation.harness import HarnessLM
 from looped_lm.evaluation.public import TaskLibrary, measure
 from looped_lm.evaluation.scoring import Encoder, Scorer
-from looped_lm.evaluation.suite import PublicTask
+from looped_lm.evaluation.suite import PUBLIC, PublicTask
 from looped_lm.sharing.export import save_pretrained
 from tests.support.tiny import perturb, tiny_model
 
@@ -113,7 +113,7 @@ def test_generated_text_is_greedy_decoding_up_to_a_stop_text() -> None:
         Instance("generate_until", {}, (p, {**options, "until": stop}), i) for i, p in enumerate(prompts)
     ]
     assert lm.generate_until(requests) == [text.partition(stop)[0] for text in full]
-    # At most a quarter of the context is written, after a prompt that was cut to the rest.
+    # At most a quarter of the context is for new tokens; the prompt is cut to the rest.
     small = harness(context=16)
     (text,) = small.generate_until([Instance("generate_until", {}, ("x" * 40, {"until": []}), 0)])
     assert text == greedy(small, "x" * 11, 4)
@@ -157,7 +157,7 @@ def test_shots_come_before_the_question_and_are_never_the_question(tmp_path: Pat
 def test_tasks_from_the_command_line_without_network(
     run_cli: Any, in_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What refuses the network here is what a machine without one does.
+    # Refuse the network, as on a machine without one.
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
@@ -200,15 +200,9 @@ def test_files_that_are_no_tasks_are_refused(
 def test_every_task_of_the_suite_is_known_to_lm_eval() -> None:
     """The index of all of lm-eval's files takes long to build."""
     library = TaskLibrary()
-    library.refuse_unknown([task for tasks in public_tasks() for task in tasks])
+    library.refuse_unknown([task for tasks in PUBLIC.values() for task in tasks])
     with pytest.raises(ValueError, match=r"no task 'trivia_q'. Did you mean 'triviaqa'"):
         library.refuse_unknown([PublicTask("trivia_q")])
-
-
-def public_tasks() -> list[tuple[PublicTask, ...]]:
-    from looped_lm.evaluation.suite import PUBLIC
-
-    return list(PUBLIC.values())
 
 
 def test_a_hub_behind_a_proxy_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ LOOPS: dict[str, dict[str, Any]] = {
 
 
 def perturbed(loop: str = "linear", r: int = 4, **overrides: Any) -> LoopedTransformer:
-    """With logits far apart, so that the most likely token is no matter of rounding, and states that keep changing."""
+    """With logits far apart, so that rounding does not decide the most likely token, and states that keep changing."""
     model = tiny_model(num_recurrences=r, **{**LOOPS[loop], **overrides})
     perturb(model)
     with torch.no_grad():
@@ -46,7 +46,7 @@ def perturbed(loop: str = "linear", r: int = 4, **overrides: Any) -> LoopedTrans
             for layer in model.block:
                 layer.attn.out.weight.mul_(3.0)  # type: ignore[union-attr, operator]
         if loop == "linear":
-            # As a contraction the loop would settle at once, and the entries of all recurrences would be alike.
+            # As a contraction the loop would settle at once, and all recurrences would have the same entries.
             turn = torch.linalg.qr(torch.randn(64, 64, generator=torch.Generator().manual_seed(0)))[0]
             model.injection.proj.weight[:, 64:] -= 2.0 * turn  # type: ignore[union-attr, operator]
     return model
@@ -59,7 +59,7 @@ def decode(decoder: Decoder, n: int = 64, **options: Any) -> Generated:
 @pytest.mark.parametrize("r", [1, 2, 4, 8])
 @pytest.mark.parametrize("loop", LOOPS)
 def test_cached_and_uncached_greedy_decoding_agree(loop: str, r: int) -> None:
-    """F28: 64 tokens, prompts of different lengths in one batch, far past the 16 tokens of training."""
+    """64 tokens, prompts of different lengths in one batch, far past the 16 tokens of training."""
     model = perturbed(loop, r, n_kv_heads=2)
     cached = decode(CachedDecoder(model, PROMPTS, 64))
     uncached = decode(UncachedDecoder(model, PROMPTS, 64))
@@ -92,10 +92,10 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
 def slot_reference(model: LoopedTransformer, ids: list[int], used: list[int], k: int) -> torch.Tensor:
     """Logits after every decoded token and the last one of the prompt, one token at a time, from the rule of slots.
 
-    What the block reads is kept for every token and each of its `used` recurrences in plain lists. A later token at
-    recurrence i sees of an earlier one the last recurrence that is i modulo k, or its very last where there is none.
+    Plain lists keep what the block reads, for every token and each of its `used` recurrences. A later token at
+    recurrence i sees of an earlier one the last recurrence that is i modulo k, or its very last if there is none.
     """
-    # The pass over the prompt, each recurrence seeing the others in the same one, gave the first new token.
+    # The pass over the prompt, in which each recurrence sees the same one of earlier tokens, gave the first new token.
     prompt = len(ids) - len(used) + 1
     r = model.num_recurrences
     entries: list[list[torch.Tensor]] = []
@@ -103,7 +103,7 @@ def slot_reference(model: LoopedTransformer, ids: list[int], used: list[int], k:
     out = []
 
     def layer(module: Any, x: torch.Tensor, past: list[torch.Tensor]) -> torch.Tensor:
-        """The layer at the last position, when it read `past` at earlier ones."""
+        """The layer at the last position, if it reads `past` at earlier positions."""
         both = torch.stack([*past, x])[None]
         cos, sin = model.rotary(both.shape[1])
         return module(both, cos, sin)[0, -1]
@@ -143,7 +143,7 @@ def test_budget_and_early_exit_follow_the_rule_of_slots(k: int, rule: ExitRule |
     logits = slot_reference(model, [*PROMPTS[1], *new[:-1]], used, k)
     expected = logits.log_softmax(-1).gather(-1, torch.tensor(new)[:, None])[:, 0]
     torch.testing.assert_close(torch.tensor(log_probs), expected, atol=1e-4, rtol=1e-4)
-    # Prelude and coda have one layer, the block one of k slots: keys and values, 8 + 12 tokens, four heads of 16.
+    # Prelude and coda have a layer each, the block has one with k slots: keys and values, 8 + 12 tokens, 4 heads of 16.
     assert decoder.cache.bytes == (2 + k) * 2 * 20 * 64 * 4
 
 
@@ -177,7 +177,7 @@ def test_early_exit_leaves_when_the_state_has_settled(rule: type[ExitRule], loop
 
 
 def test_a_row_exits_alone_as_in_company() -> None:
-    """Rows leave at different recurrences, which changes neither them nor the others."""
+    """Rows leave at different recurrences, and that changes neither them nor the others."""
     model = perturbed(r=8)
     rule = RelativeChange(0.3)
     together = decode(CachedDecoder(model, PROMPTS, 24, exit_rule=rule), 24)
@@ -240,7 +240,7 @@ def test_the_space_that_begins_a_continuation_is_kept() -> None:
 
 
 class Words(JSONTokenizer):
-    """A backend of its own, and nothing else of a tokenizer."""
+    """Only the backend of a tokenizer."""
 
     name, vocab_size, bos_id = "words", 4, 0
     settings = serialized = load = None  # type: ignore[assignment]

@@ -46,12 +46,12 @@ def layer_parameters(d: int, n_heads: int = 1, n_kv_heads: int | None = None) ->
 
 
 def injection_parameters(d: int, injection: str) -> int:
-    """W of shape (d, 2d) for the linear injection; the other two have nothing to learn."""
+    """W of shape (d, 2d) for the linear injection; the other two learn nothing."""
     return {"linear": 2 * d * d, "additive": 0, "passthrough": 0}[injection]
 
 
 def lane_parameters(r: int, lanes: int) -> int:
-    """Per recurrence alpha (K), M (K²) and beta (K), each recurrence its own; a single state has none."""
+    """alpha (K), M (K²) and beta (K) for each recurrence; a single state has none."""
     return 0 if lanes == 1 else r * (lanes + lanes * lanes + lanes)
 
 
@@ -76,7 +76,7 @@ class Parameters:
 
     @property
     def recurrent(self) -> int:
-        """N_rec: the block and all that joins it to the loop, lane scalars of all recurrences included."""
+        """N_rec: the block, the injection, and the lane scalars of all recurrences."""
         return self.block + self.injection + self.lanes
 
     @property

@@ -1,6 +1,6 @@
 """A checkpoint in the format of the paper authors' public code, written from its description alone.
 
-Shapes as in forward.py. `written` gives the files' content and, beside it, the same tensors in forward.py's form.
+Shapes are as in forward.py. `tensors` gives the content of the files and the same tensors in forward.py's form.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def model_config(injection: str, **changes: Any) -> dict[str, Any]:
 
 
 def tensors(config: dict[str, Any], seed: int = 0) -> tuple[dict[str, Tensor], forward.Weights]:
-    """Random tensors by the reference code's names, and the same ones as forward.py wants them."""
+    """Random tensors under the names of the authors' code, and the same tensors in forward.py's form."""
     generator = torch.Generator().manual_seed(seed)
     d, r, k = config["n_embd"], config["num_recur"], config["num_lanes"]
     kv = d * config["n_kv_head"] // config["n_head"]
