@@ -7,6 +7,7 @@ the command line, so that every other file and option changes a complete configu
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -16,6 +17,8 @@ from looped_lm.common.errors import UserError
 SHIPPED = Path(__file__).resolve().parents[2] / "configs"
 BASE = SHIPPED / "base.yaml"
 _FLAGS = ("--config", "-c")
+#: What every architecture config states; beside it there are the axes of `looped_lm.seams`, and no scale.
+LAYOUT = ("prelude_layers", "recurrent_layers", "coda_layers", "num_recurrences")
 
 
 def resolve_config(name: str) -> str:
@@ -70,16 +73,52 @@ def resolve_arguments(args: list[str]) -> list[str]:
             resolved.append(arg)
         after_flag = arg in _FLAGS
     base = ["--config", str(BASE)]
-    return resolved if resolved[:2] == base else base + resolved
+    resolved = resolved if resolved[:2] == base else base + resolved
+    refuse_two_architectures(_config_files(resolved)[1:])
+    return resolved
+
+
+def refuse_two_architectures(paths: Sequence[Path]) -> None:
+    """Refuse a command with several architecture configs.
+
+    Each states what it changes in base.yaml, so that the second would keep whatever of the first it does not state.
+    Configs that set anything else, such as a width, or part of a layout, or single axes, change the one before them.
+
+    Args:
+        paths: config files after the base, in order.
+
+    Raises:
+        UserError: there are several; base.yaml after one counts, too.
+    """
+    found = [path for path in paths if is_architecture(path)]
+    found += [path for path in paths[1:] if path == BASE and found]
+    if len(found) > 1:
+        raise UserError(
+            f"{found[0].name} and {found[1].name} each describe a whole architecture, and a run has one: what "
+            f"{found[1].name} does not state would be left as {found[0].name} has it. Give one of them and change "
+            "single keys (--model.KEY VALUE), or copy what you want of both into one file."
+        )
+
+
+def is_architecture(path: Path) -> bool:
+    """Whether a config file describes an architecture: the whole layout, axes of the loop, and nothing else."""
+    from looped_lm.seams import SEAMS
+
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    model = content.get("model") if set(content) == {"model"} else None
+    return isinstance(model, dict) and set(LAYOUT) <= set(model) <= {*LAYOUT, *SEAMS}
+
+
+def _config_files(args: Sequence[str]) -> list[Path]:
+    """The config files that arguments name, in order."""
+    files = []
+    for arg, following in zip(args, [*args[1:], ""], strict=True):
+        flag, _, value = arg.partition("=")
+        if flag in _FLAGS and (value or following):
+            files.append(Path(value or following))
+    return files
 
 
 def run_name(args: list[str]) -> str:
     """Name of a run from its config files: their stems joined, without the base."""
-    names: list[str] = []
-    for i, arg in enumerate(args):
-        flag, _, value = arg.partition("=")
-        if flag in _FLAGS:
-            path = value or (args[i + 1] if i + 1 < len(args) else "")
-            if path and Path(path) != BASE:
-                names.append(Path(path).stem)
-    return "-".join(names) or BASE.stem
+    return "-".join(path.stem for path in _config_files(args) if path != BASE) or BASE.stem

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import multiprocessing
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -74,9 +73,8 @@ def ddp_equals_single(*candidates: Candidate) -> None:
 
 def ddp_problems(*candidates: Candidate) -> list[str | None]:
     """What goes wrong with each candidate on two processes; None where nothing does."""
-    taken = inspect.signature(LoopedTransformer).parameters
     # Plain data, as a checkpoint holds it: the other processes build the components by class path.
-    architectures = [{k: v for k, v in c.lm().hparams.items() if k in taken} for c in candidates]
+    architectures = [c.lm().model.architecture() for c in candidates]
     results = _on_two_processes(architectures)
     return [_problem(a, result) for a, result in zip(architectures, results, strict=True)]
 

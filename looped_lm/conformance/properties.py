@@ -27,9 +27,10 @@ def every_parameter_learns(candidate: Candidate) -> None:
         expect(bool(p.grad.isfinite().all()), f"The gradient of {name} is not finite.")
         expect(bool((p.grad != 0).any()), f"The gradient of {name} is zero: it could never train.")
     r = lm.model.num_recurrences
-    for component in (lm.model.injection, lm.model.lanes):
+    for component in lm.model.step_specific().values():
+        assert isinstance(component, nn.Module)
         for name, p in component.named_parameters():
-            if component.step_specific and p.dim() > 0 and len(p) == r:
+            if p.dim() > 0 and len(p) == r:
                 assert p.grad is not None
                 idle = [i for i in range(r) if not bool((p.grad[i] != 0).any())]
                 expect(

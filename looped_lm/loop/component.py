@@ -1,8 +1,8 @@
 """What a checkpoint and a run record need to know of a component: its class and how it was built.
 
 Every seam's base class derives from `Component`, which remembers the arguments of its constructor. `component_spec`
-turns a component back into `{"class_path": ..., "init_args": ...}` (plain JSON types), and `instantiate` accepts either
-that form or a callable, so that a checkpoint alone rebuilds the model it holds, also one built in Python.
+turns a component back into `{"class_path": ..., "init_args": ...}` (plain JSON types), and `build` takes either that
+form or a callable, so that a checkpoint alone rebuilds the model it holds, even one built in Python.
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from looped_lm.common.errors import UserError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Spec = dict[str, Any]
 
@@ -23,14 +26,18 @@ class Component:
 
     _arguments: dict[str, Any]
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Component:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         self = super().__new__(cls)
-        # bind_partial: unpickling and deepcopy call __new__ without arguments and restore __dict__ afterwards.
-        bound = inspect.signature(cls).bind_partial(*args, **kwargs)
+        signature = inspect.signature(cls)
+        try:
+            # bind_partial: unpickling and deepcopy call __new__ without arguments and restore __dict__ afterwards.
+            bound = signature.bind_partial(*args, **kwargs)
+        except TypeError:
+            return self  # __init__ is about to refuse these arguments in its own name.
         # With defaults: a default that changes later must not rebuild another component from an old checkpoint.
         bound.apply_defaults()
         arguments = dict(bound.arguments)
-        for name, parameter in inspect.signature(cls).parameters.items():
+        for name, parameter in signature.parameters.items():
             if parameter.kind is inspect.Parameter.VAR_KEYWORD:
                 arguments.update(arguments.pop(name))
             elif parameter.kind is inspect.Parameter.VAR_POSITIONAL and arguments.pop(name):
@@ -41,11 +48,23 @@ class Component:
         return self
 
 
-class PerRecurrence:
-    """Mixed into what runs inside the loop: what it does where evaluation runs more recurrences than training did.
+class ModelComponent(Component):
+    """A component that is a module of the model: what it costs and how it trains."""
 
-    Parameters that all recurrences share allow any count. Those of single recurrences end with the trained count, and
-    what comes after needs a rule, which only their author can give.
+    def flops_per_token(self) -> int:
+        """Forward FLOPs per token of one use: once per recurrence, or in a layer once per call."""
+        return 0
+
+    def parameter_roles(self) -> dict[str, str]:
+        """Roles of parameters whose role does not follow from their shape, by name within this module."""
+        return {}
+
+
+class PerRecurrence(ModelComponent):
+    """A component that is told which recurrence it runs in, and may have parameters for each of them.
+
+    Parameters that all recurrences share allow any count in evaluation. Those of single recurrences end with the
+    trained count, and what comes after needs a rule, which only their author can give.
     """
 
     #: Whether parameters belong to one recurrence each; such parameters get no gradient where recurrences are left out.
@@ -110,13 +129,8 @@ def callable_spec(factory: Callable[..., Any], owner: str) -> Spec:
     Raises:
         UserError: the callable is neither, so no checkpoint could restore it.
     """
-    if isinstance(factory, functools.partial):
-        # A parser's partial calls the class through functions of its own and passes it as the last argument.
-        *_, target = (factory.func, *factory.args)
-        given = factory.keywords
-    else:
-        target, given = factory, {}
-    if inspect.isclass(target):
+    target, positional, given = _called(factory)
+    if inspect.isclass(target) and not positional:
         parameters = inspect.signature(target).parameters.values()
         defaults = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
         keywords = {name: _plain(value, f"{owner}.{name}") for name, value in {**defaults, **given}.items()}
@@ -125,6 +139,17 @@ def callable_spec(factory: Callable[..., Any], owner: str) -> Spec:
         f"{owner} is {factory!r}, which a checkpoint cannot restore: give a class, a functools.partial of a class "
         "with keyword arguments only, or {'class_path': ..., 'init_args': ...}."
     )
+
+
+def _called(factory: Callable[..., Any]) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """What a factory calls in the end, and the arguments that it adds."""
+    if not isinstance(factory, functools.partial):
+        return factory, (), {}
+    *_, last = (factory.func, *factory.args)
+    if inspect.isclass(last):
+        # A parser's partial calls the class through a function of its own and passes it as the last argument.
+        return last, (), factory.keywords
+    return factory.func, factory.args, factory.keywords
 
 
 def _plain(value: Any, where: str) -> Any:
@@ -146,12 +171,15 @@ def import_class(path: str) -> Any:
     """The object that a class path names.
 
     Raises:
-        UserError: no such module or attribute; the message lists the attributes there are.
+        UserError: no such module or attribute; the message lists the attributes there are. An import that fails inside
+            the module keeps its own error.
     """
     module_name, _, name = path.rpartition(".")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
+    except ModuleNotFoundError as error:
+        if error.name is not None and not f"{module_name}.".startswith(f"{error.name}."):
+            raise
         raise UserError(f"Class path {path!r}: cannot import module {module_name!r} ({error}).") from error
     try:
         return getattr(module, name)
@@ -163,38 +191,67 @@ def import_class(path: str) -> Any:
 
 
 def as_factory(factory: Callable[..., Any] | Mapping[str, Any]) -> Callable[..., Any]:
-    """A callable from a callable or from `{"class_path", "init_args"}` as stored in checkpoints."""
+    """A callable from a callable or from `{"class_path", "init_args"}` as stored in checkpoints.
+
+    Raises:
+        UserError: other keys, or a class path that names nothing.
+    """
     if not isinstance(factory, Mapping):
         return factory
     unknown = set(factory) - {"class_path", "init_args"}
     if unknown or "class_path" not in factory:
         raise UserError(f"A component is given as class_path and init_args; got the keys {sorted(factory)}.")
-    init_args = {k: _revive(v) for k, v in (factory.get("init_args") or {}).items()}
+    init_args = {
+        name: as_instance(value) if isinstance(value, Mapping) and "class_path" in value else value
+        for name, value in (factory.get("init_args") or {}).items()
+    }
     return functools.partial(import_class(factory["class_path"]), **init_args)
 
 
-def build(factory: Callable[..., Any] | Mapping[str, Any], seam: str, *sizes: int) -> Any:
-    """The component of a seam from its factory, called with the sizes that the model supplies.
+def as_instance(component: Any) -> Any:
+    """The component itself, built first if given as `{"class_path", "init_args"}`.
 
     Raises:
-        UserError: the factory does not take these sizes.
+        UserError: as `build`.
+    """
+    return build(component, "component", {}) if isinstance(component, Mapping) else component
+
+
+def build(factory: Callable[..., Any] | Mapping[str, Any], what: str, sizes: Mapping[str, int]) -> Any:
+    """Call a factory with the sizes that its owner supplies, by position and in this order.
+
+    Whether it takes them is read off its signature first. What the constructor itself raises is left as it is: a fault
+    in a component shows at its own line.
+
+    Raises:
+        UserError: the constructor does not take these sizes, or the class lacks methods of its base class.
     """
     factory = as_factory(factory)
-    try:
-        return factory(*sizes)
-    except TypeError as error:
+    target, positional, given = _called(factory)
+    supplied = ", ".join(f"{size}={value}" for size, value in sizes.items())
+    if isinstance(target, Component) or not callable(target):
         raise UserError(
-            f"The {seam} {factory!r} cannot be built from the model's {len(sizes)} size(s) {sizes}: {error}. Its "
-            "constructor takes them first, as its base class does."
-        ) from error
-
-
-def _revive(value: Any) -> Any:
-    if isinstance(value, Mapping) and "class_path" in value:
-        return as_factory(value)()
-    return value
-
-
-def as_instance(component: Any) -> Any:
-    """The component itself, built first if given as `{"class_path", "init_args"}`."""
-    return as_factory(component)() if isinstance(component, Mapping) else component
+            f"The {what} is {target!r}: give a class or a functools.partial of one, to be called with ({supplied})."
+        )
+    name = getattr(target, "__qualname__", repr(target))
+    missing = getattr(target, "__abstractmethods__", ())
+    if missing:
+        raise UserError(
+            f"The {what} {name} lacks {', '.join(sorted(missing))}, which its base class leaves to it."
+        )
+    try:
+        signature = inspect.signature(target)
+    except ValueError:  # Some classes written in C have none.
+        return factory(*sizes.values())
+    try:
+        signature.bind(*positional, *sizes.values(), **given)
+    except TypeError as error:
+        way_out = (
+            f"Its constructor takes {' and '.join(sizes)} first, as its base class does."
+            if sizes
+            else "Its init_args are the arguments of its constructor."
+        )
+        raise UserError(
+            f"The {what} {name}{signature} cannot be built from ({supplied}): {error}. {way_out}"
+        ) from None
+    return factory(*sizes.values())

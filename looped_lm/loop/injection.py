@@ -11,10 +11,10 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from looped_lm.loop.component import Component, PerRecurrence
+from looped_lm.loop.component import PerRecurrence
 
 
-class Injection(PerRecurrence, Component, nn.Module, ABC):
+class Injection(PerRecurrence, nn.Module, ABC):
     """Joins the prelude's output with the state at the start of each recurrence.
 
     A subclass takes `d_model` first; further constructor arguments are its own and are set through `init_args`.
@@ -34,14 +34,6 @@ class Injection(PerRecurrence, Component, nn.Module, ABC):
     @abstractmethod
     def forward(self, e: Tensor, s: Tensor, i: int) -> Tensor:
         """Input u (B,T,d) of the recurrent block at recurrence `i`."""
-
-    def flops_per_token(self) -> int:
-        """Forward FLOPs per token of one recurrence."""
-        return 0
-
-    def parameter_roles(self) -> dict[str, str]:
-        """Roles of parameters whose role does not follow from their shape, by name within this module."""
-        return {}
 
 
 class LinearInjection(Injection):

@@ -1,22 +1,26 @@
 """Lanes: what is carried from one recurrence to the next.
 
-B batch rows, T sequence length, d = d_model, K lanes, r recurrences. `state` is whatever `expand` returns; the loop
-only hands it on. Source: arXiv 2604.21106 (hyperconnections); the idea of lanes: arXiv 2409.19606.
+B batch rows, T sequence length, d = d_model, K lanes, r recurrences. Source: arXiv 2604.21106 (hyperconnections); the
+idea of lanes: arXiv 2409.19606.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from looped_lm.common.errors import UserError
-from looped_lm.loop.component import Component, PerRecurrence
+from looped_lm.loop.component import PerRecurrence
+
+#: A tensor, or tensors in any nesting of tuples, lists and dicts. The loop only hands it on.
+State: TypeAlias = Any
 
 
-class Lanes(PerRecurrence, Component, nn.Module, ABC):
+class Lanes(PerRecurrence, nn.Module, ABC):
     """The state between recurrences. A subclass takes `d_model` and `num_recurrences` first."""
 
     def __init__(self, d_model: int, num_recurrences: int) -> None:
@@ -25,19 +29,19 @@ class Lanes(PerRecurrence, Component, nn.Module, ABC):
         self.num_recurrences = num_recurrences
 
     @abstractmethod
-    def expand(self, s: Tensor) -> Tensor:
+    def expand(self, s: Tensor) -> State:
         """Lane state from the initial state s_0 (B,T,d)."""
 
     @abstractmethod
-    def read(self, state: Tensor, i: int) -> Tensor:
-        """State (B,T,d) that recurrence `i` sees."""
+    def read(self, state: State, i: int) -> Tensor:
+        """What the injection reads at recurrence `i` (B,T,d)."""
 
     @abstractmethod
-    def write(self, state: Tensor, y: Tensor, i: int) -> Tensor:
-        """Lane state after recurrence `i` produced y (B,T,d)."""
+    def write(self, state: State, y: Tensor, i: int) -> State:
+        """Lane state after recurrence `i` produced y (B,T,d); a new one, since `state` must stay as it was."""
 
     @abstractmethod
-    def reduce(self, state: Tensor) -> Tensor:
+    def reduce(self, state: State) -> Tensor:
         """What the coda reads (B,T,d) after the last recurrence."""
 
     def mixing_matrices(self) -> Tensor | None:
@@ -48,10 +52,6 @@ class Lanes(PerRecurrence, Component, nn.Module, ABC):
         """What single recurrences do to the lanes, by name: (r,K,K), (r,K) or (r,). Drawn by `callbacks.LaneMaps`."""
         mixing = self.mixing_matrices()
         return {} if mixing is None else {"mixing": mixing}
-
-    def flops_per_token(self) -> int:
-        """Forward FLOPs per token of one recurrence."""
-        return 0
 
     def parameter_roles(self) -> dict[str, str]:
         """Roles of parameters, by name within this module; lanes have an optimizer group of their own."""
@@ -130,11 +130,11 @@ class HyperConnectionLanes(Lanes):
         return self.beta[self._step(i)]
 
     def read(self, state: Tensor, i: int) -> Tensor:
-        # Unlike tensordot, matmul is bf16 under autocast on every device: the block reads bf16 (spec section 4).
+        # Unlike tensordot, matmul is bf16 under autocast on every device, and the block is to read bf16.
         return torch.matmul(self.read_weights(i), state.flatten(1)).view(state.shape[1:])
 
     def write(self, state: Tensor, y: Tensor, i: int) -> Tensor:
-        # The residual stream stays fp32 under autocast (spec section 4), which would run this product in bf16.
+        # The residual stream stays fp32 under autocast, which would run this product in bf16.
         device = state.device.type
         with (
             torch.autocast(device, enabled=False)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from looped_lm.common.errors import UserError
-from looped_lm.loop.component import Component
+from looped_lm.loop.component import ModelComponent
 
 
-class Residual(Component, nn.Module, ABC):
+class Residual(ModelComponent, nn.Module, ABC):
     """Joins a layer's stream with one of its two branches; every branch of the recurrent block has one of its own.
 
     A subclass takes `d_model` and `num_recurrences` first; further constructor arguments are its own. It is part of the
@@ -33,10 +33,6 @@ class Residual(Component, nn.Module, ABC):
     def flops_per_token(self) -> int:
         """Forward FLOPs per token of one use: 2 per parameter, as norm scales are counted."""
         return 2 * sum(p.numel() for p in self.parameters())
-
-    def parameter_roles(self) -> dict[str, str]:
-        """Roles of parameters whose role does not follow from their shape, by name within this module."""
-        return {}
 
 
 class PlainResidual(Residual):

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from looped_lm.common.errors import UserError
 from looped_lm.loop.bptt import BPTTStrategy
 from looped_lm.loop.injection import Injection
-from looped_lm.loop.lanes import Lanes
 
 
 def refuse_untrainable(
     injection: Injection,
-    lanes: Lanes,
     bptt: BPTTStrategy,
+    step_specific: Mapping[str, str],
     num_recurrences: int,
     drawn: Iterable[int] = (),
 ) -> None:
@@ -21,8 +20,9 @@ def refuse_untrainable(
 
     Args:
         injection: the injection.
-        lanes: the lanes.
         bptt: which recurrences keep gradients.
+        step_specific: names of the classes in use that have parameters for every recurrence, each with the name of one
+            that could take its place.
         num_recurrences: the model's recurrences r.
         drawn: counts of recurrences that training steps run, where they are not all r.
 
@@ -32,25 +32,23 @@ def refuse_untrainable(
     counts = sorted(set(drawn)) or [num_recurrences]
     if counts != [num_recurrences]:
         _refuse_specific(
-            injection,
-            lanes,
+            step_specific,
             f"Training steps run {counts[0]} to {counts[-1]} recurrences",
             "get no gradient in some steps. Use FixedRecurrences with it, or {} with counts that vary.",
         )
     for r in counts:
-        _refuse_cut(injection, lanes, bptt, r)
+        _refuse_cut(injection, bptt, step_specific, r)
 
 
-def _refuse_specific(injection: Injection, lanes: Lanes, because: str, fate: str) -> None:
-    for component, instead in ((lanes, "SingleLane"), (injection, "LinearInjection")):
-        if component.step_specific:
-            raise UserError(
-                f"{because}, and {type(component).__name__} has parameters of its own for every recurrence, which "
-                f"would {fate.format(instead)}"
-            )
+def _refuse_specific(step_specific: Mapping[str, str], because: str, fate: str) -> None:
+    for name, instead in step_specific.items():
+        raise UserError(
+            f"{because}, and {name} has parameters of its own for every recurrence, which would "
+            + fate.format(instead)
+        )
 
 
-def _refuse_cut(injection: Injection, lanes: Lanes, bptt: BPTTStrategy, r: int) -> None:
+def _refuse_cut(injection: Injection, bptt: BPTTStrategy, step_specific: Mapping[str, str], r: int) -> None:
     kept = [bptt.keeps_grad(i, r) for i in range(r)]
     if not kept[-1] or kept != sorted(kept):
         raise UserError(
@@ -61,7 +59,7 @@ def _refuse_cut(injection: Injection, lanes: Lanes, bptt: BPTTStrategy, r: int) 
     if all(kept):
         return
     cut = f"{type(bptt).__name__} runs {kept.count(False)} of {r} recurrences without gradients"
-    _refuse_specific(injection, lanes, cut, "never train there. Use FullBPTT with it, or {} with truncation.")
+    _refuse_specific(step_specific, cut, "never train there. Use FullBPTT with it, or {} with truncation.")
     if not injection.reinjects_input:
         raise UserError(
             f"{cut}, and {type(injection).__name__} passes the prelude's output to the first recurrence only, so "

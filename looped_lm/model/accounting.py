@@ -13,9 +13,8 @@ import torch
 from torch import nn
 
 from looped_lm.common.errors import UserError
-from looped_lm.loop.injection import Injection, LinearInjection, PassthroughInjection
-from looped_lm.loop.lanes import Lanes
-from looped_lm.loop.residual import Residual
+from looped_lm.loop.component import ModelComponent
+from looped_lm.loop.injection import LinearInjection, PassthroughInjection
 from looped_lm.model.blocks import Attention
 from looped_lm.model.transformer import LoopedTransformer
 
@@ -28,7 +27,10 @@ TRAINED, FORWARD_ONLY = 3, 1
 
 @dataclass(frozen=True)
 class Sections:
-    """Parameters by section. Norm scales inside a layer belong to its section; `norms` are the three of the model."""
+    """Parameters by section. Norm scales inside a layer belong to its section; `norms` are the three of the model.
+
+    `block` holds whatever else runs in every recurrence, too: components that are neither injection nor lanes.
+    """
 
     embedding: int
     prelude: int
@@ -65,10 +67,12 @@ def count(module: nn.Module) -> int:
 
 def count_parameters(model: LoopedTransformer) -> Sections:
     """Parameters of every section of the model."""
+    own = (model.injection, model.lanes)
+    others = [m for m in model.children() if isinstance(m, ModelComponent) and m not in own]
     return Sections(
         embedding=count(model.embedding),
         prelude=count(model.prelude),
-        block=count(model.block),
+        block=count(model.block) + sum(count(component) for component in others),
         injection=count(model.injection),
         lanes=count(model.lanes),
         coda=count(model.coda),
@@ -89,7 +93,7 @@ def parameter_roles(model: LoopedTransformer) -> dict[str, str]:
     roles["embedding.weight"] = "embedding"
     roles["head.weight"] = "head"
     for prefix, component in model.named_modules():
-        if not isinstance(component, (Injection, Lanes, Residual)):
+        if not isinstance(component, ModelComponent):
             continue
         for name, role in component.parameter_roles().items():
             if role not in ROLES:
@@ -132,11 +136,13 @@ def flops_per_token(
         attention = sum(
             m.attention_flops_per_token(seq_len) for m in layers.modules() if isinstance(m, Attention)
         )
-        residuals = [m for m in layers.modules() if isinstance(m, Residual)]
-        weights = count(layers) - sum(count(m) for m in residuals)
-        return 2 * weights + share * attention + sum(m.flops_per_token() for m in residuals)
+        parts = [m for m in layers.modules() if isinstance(m, ModelComponent)]
+        weights = count(layers) - sum(count(m) for m in parts)
+        return 2 * weights + share * attention + sum(m.flops_per_token() for m in parts)
 
-    recurrence = forward(model.block) + model.injection.flops_per_token() + model.lanes.flops_per_token()
+    # Components inside the layers are counted with them.
+    recurrence = forward(model.block)
+    recurrence += sum(m.flops_per_token() for m in model.children() if isinstance(m, ModelComponent))
     r = model.num_recurrences if num_recurrences is None else num_recurrences
     passes = sum(TRAINED if model.bptt.keeps_grad(i, r) else FORWARD_ONLY for i in range(r))
     once = forward(model.prelude) + forward(model.coda) + 2 * count(model.head)

@@ -6,7 +6,7 @@ B batch rows, T sequence length, d = d_model, V vocabulary, r recurrences. Sourc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,14 +16,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from looped_lm.common.errors import UserError
-from looped_lm.loop.bptt import BPTTStrategy, FullBPTT
-from looped_lm.loop.component import as_instance, build
+from looped_lm.loop.bptt import BPTTStrategy
+from looped_lm.loop.component import Component, PerRecurrence
 from looped_lm.loop.injection import Injection, LinearInjection
-from looped_lm.loop.lanes import Lanes, SingleLane
+from looped_lm.loop.lanes import Lanes, SingleLane, State
 from looped_lm.loop.residual import PlainResidual, Residual
 from looped_lm.loop.trainability import refuse_untrainable
 from looped_lm.model.blocks import Block, KeyValueSlot, Rotary, rms_norm
 from looped_lm.model.loss import softcapped_cross_entropy
+from looped_lm.seams import SEAMS, components, specs
 
 WIDTH_UNIT = 64
 VOCAB_UNIT = 64
@@ -63,7 +64,7 @@ class Cache(Protocol):
         """What the block's layers read and write at recurrence `i`."""
 
 
-class LoopedTransformer(nn.Module):
+class LoopedTransformer(Component, nn.Module):
     """Decoder-only transformer that runs a shared block of layers `num_recurrences` times.
 
     Args:
@@ -81,7 +82,7 @@ class LoopedTransformer(nn.Module):
         lanes: factory `(d_model, num_recurrences) -> Lanes`, or class_path and init_args.
         residual: factory `(d_model, num_recurrences) -> Residual` of the recurrent block's branches, or class_path and
             init_args.
-        bptt: which recurrences keep gradients.
+        bptt: which recurrences keep gradients; None: all.
         logit_softcap: logits are capped as c·tanh(logits/c).
         rope_bf16: round the rotary tables to bfloat16, as checkpoints of the paper's public code expect.
         recompute: keep only the state between recurrences for the backward pass, and run each recurrence again there:
@@ -121,10 +122,10 @@ class LoopedTransformer(nn.Module):
         self.head_dim, self.n_heads, self.n_kv_heads = head_dim, n_heads, n_kv_heads
         self.num_recurrences, self.logit_softcap, self.recompute = num_recurrences, logit_softcap, recompute
 
-        def layers(n: int, residual: Any = PlainResidual) -> nn.ModuleList:
-            def join() -> Residual:
-                return build(residual, "residual", d_model, num_recurrences)
+        sizes = {"d_model": d_model, "num_recurrences": num_recurrences}
 
+        def layers(n: int, residual: Any = PlainResidual) -> nn.ModuleList:
+            join = partial(SEAMS["residual"].build, residual, sizes)
             return nn.ModuleList(Block(d_model, head_dim, n_kv_heads, join) for _ in range(n))
 
         padded = round_up(vocab_size, VOCAB_UNIT)
@@ -132,17 +133,21 @@ class LoopedTransformer(nn.Module):
         self.prelude = layers(prelude_layers)
         self.block = layers(recurrent_layers, residual)
         self.coda = layers(coda_layers)
-        self.injection: Injection = build(injection, "injection", d_model)
-        self.lanes: Lanes = build(lanes, "lanes", d_model, num_recurrences)
-        self.bptt: BPTTStrategy = FullBPTT() if bptt is None else as_instance(bptt)
+        self.injection: Injection = SEAMS["injection"].build(injection, sizes)
+        self.lanes: Lanes = SEAMS["lanes"].build(lanes, sizes)
+        self.bptt: BPTTStrategy = SEAMS["bptt"].build(bptt, sizes)
         self.norm_emb, self.norm_recur, self.norm_final = (rms_norm(d_model) for _ in range(3))
         self.head = nn.Linear(d_model, padded, bias=False)
         self.rotary = Rotary(head_dim, seq_len, rope_bf16)
         nn.init.normal_(self.embedding.weight)
         nn.init.normal_(self.head.weight, std=0.001)
-        refuse_untrainable(self.injection, self.lanes, self.bptt, num_recurrences)
+        self.refuse_untrainable()
         #: Called as `observer(i, state)` after each recurrence; for telemetry, never for computing.
-        self.observer: Callable[[int, Any], None] | None = None
+        self.observer: Callable[[int, State], None] | None = None
+
+    def architecture(self) -> dict[str, Any]:
+        """Arguments that build a model like this one, as plain data: components as class_path and init_args."""
+        return {**self._arguments, **specs(self)}
 
     def forward(
         self, tokens: Tensor, targets: Tensor | None = None, num_recurrences: int | None = None
@@ -220,8 +225,8 @@ class LoopedTransformer(nn.Module):
         return self.lanes.reduce(state) if early is None else early.output
 
     def _recurrence(
-        self, e: Tensor, state: Any, cos: Tensor, sin: Tensor, i: int, cache: KeyValueSlot | None = None
-    ) -> Any:
+        self, e: Tensor, state: State, cos: Tensor, sin: Tensor, i: int, cache: KeyValueSlot | None = None
+    ) -> State:
         u = self.injection(e, self.lanes.read(state, i), i)
         for layer in self.block:
             u = layer(u, cos, sin, cache)
@@ -242,6 +247,23 @@ class LoopedTransformer(nn.Module):
         """Every layer once, in the order in which they first run."""
         yield from (*self.prelude, *self.block, *self.coda)
 
+    def step_specific(self) -> dict[str, PerRecurrence]:
+        """Components with parameters of their own for every recurrence, by the key of their seam."""
+        return {
+            key: component
+            for key, component in components(self).items()
+            if isinstance(component, PerRecurrence) and component.step_specific
+        }
+
+    def refuse_untrainable(self, drawn: Iterable[int] = ()) -> None:
+        """Refuse components that cannot train together; `drawn` are the counts of recurrences that steps run.
+
+        Raises:
+            UserError: naming them, the reason and the way out.
+        """
+        specific = {type(c).__name__: SEAMS[key].default.__name__ for key, c in self.step_specific().items()}
+        refuse_untrainable(self.injection, self.bptt, specific, self.num_recurrences, drawn)
+
     def check_recurrences(self, num_recurrences: int) -> None:
         """Refuse a count that the model cannot run; see `PerRecurrence.beyond_trained`.
 
@@ -250,15 +272,14 @@ class LoopedTransformer(nn.Module):
         """
         if num_recurrences < 1:
             raise UserError(f"num_recurrences is {num_recurrences}; it must be at least 1.")
-        for component in (self.injection, self.lanes):
-            if component.step_specific:
-                for i in range(self.num_recurrences, num_recurrences):
-                    component.beyond_trained(i, self.num_recurrences)
+        for component in self.step_specific().values():
+            for i in range(self.num_recurrences, num_recurrences):
+                component.beyond_trained(i, self.num_recurrences)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Soft-capped fp32 logits (B,T,V) from the output of `hidden`."""
         logits = self.head(hidden)[..., : self.vocab_size]
-        # At least fp32 (spec section 1); a float64 model keeps its precision.
+        # At least fp32; a float64 model keeps its precision.
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return self.logit_softcap * torch.tanh(logits / self.logit_softcap)
 

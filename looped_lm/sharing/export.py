@@ -18,38 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from looped_lm.common.errors import UserError
-from looped_lm.loop.bptt import BPTTStrategy
-from looped_lm.loop.component import Component, Spec, component_spec, import_class
-from looped_lm.loop.injection import Injection
-from looped_lm.loop.lanes import Lanes
-from looped_lm.loop.residual import Residual
-from looped_lm.model.transformer import LoopedTransformer, size_of
+from looped_lm.loop.component import Component, Spec, import_class
+from looped_lm.model.transformer import LoopedTransformer
 from looped_lm.runs.checkpoint import compare_tensors
+from looped_lm.seams import SEAMS, before
 
 FORMAT, VERSION = "looped_lm", 1
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
-SEAMS: dict[str, type] = {"injection": Injection, "lanes": Lanes, "residual": Residual, "bptt": BPTTStrategy}
-#: How many leading constructor arguments the model supplies to a seam's component.
-SUPPLIED = {"injection": 1, "lanes": 2, "residual": 2, "bptt": 0}
-
-
-def architecture(model: LoopedTransformer) -> dict[str, Any]:
-    """Arguments of `LoopedTransformer` that build a model like this one, as plain data."""
-    return {
-        "vocab_size": model.vocab_size,
-        "seq_len": model.seq_len,
-        "size": size_of(model.d_model),
-        "head_dim": model.head_dim,
-        "n_kv_heads": model.n_kv_heads,
-        "prelude_layers": len(model.prelude),
-        "recurrent_layers": len(model.block),
-        "coda_layers": len(model.coda),
-        "num_recurrences": model.num_recurrences,
-        "logit_softcap": model.logit_softcap,
-        "rope_bf16": model.rotary.bf16_tables,
-        "recompute": model.recompute,
-        **{seam: component_spec(getattr(model, seam), sizes) for seam, sizes in SUPPLIED.items()},
-    }
 
 
 def sha256(tokenizer: Any) -> str:
@@ -75,7 +50,7 @@ def save_pretrained(model: LoopedTransformer, folder: str | Path, tokenizer: Any
     config: dict[str, Any] = {
         "format": FORMAT,
         "format_version": VERSION,
-        "architecture": architecture(model),
+        "architecture": model.architecture(),
     }
     files: dict[str, bytes] = {}
     if tokenizer is not None:
@@ -173,13 +148,16 @@ def _architecture(folder: Path) -> dict[str, Any]:
     stored = read_config(folder).get("architecture")
     known = set(inspect.signature(LoopedTransformer).parameters)
     given = set(stored) if isinstance(stored, dict) else set()
-    if not isinstance(stored, dict) or given != known:
+    later = {key: spec for key, spec in before().items() if key in known}
+    if not isinstance(stored, dict) or not known - set(later) <= given <= known:
         raise UserError(
             f"{folder / CONFIG}: the architecture has unknown keys {sorted(given - known)} and lacks "
-            f"{sorted(known - given)}. Read it with the version of looped_lm that wrote it."
+            f"{sorted(known - set(later) - given)}. Read it with the version of looped_lm that wrote it."
         )
-    for seam, base in SEAMS.items():
-        refuse_foreign(stored[seam], base, f"{folder / CONFIG}: {seam}")
+    stored = {**later, **stored}
+    for key, seam in SEAMS.items():
+        if key in stored:
+            refuse_foreign(stored[key], seam.base, f"{folder / CONFIG}: {key}")
     return stored
 
 

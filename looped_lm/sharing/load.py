@@ -12,7 +12,7 @@ from looped_lm.common.errors import UserError
 from looped_lm.loop.component import as_instance, import_class
 from looped_lm.model.transformer import LoopedTransformer
 from looped_lm.runs.checkpoint import look, verify
-from looped_lm.sharing.export import architecture, load_pretrained, read_config, sha256
+from looped_lm.sharing.export import load_pretrained, read_config, sha256
 
 if TYPE_CHECKING:
     from lightning import LightningDataModule
@@ -66,7 +66,7 @@ def load_lm(path: str | Path) -> LoopedLM:
         from looped_lm.training.schedules import Steps
 
         model = load_pretrained(path)
-        lm = LoopedLM(horizon=Steps(1), batch_tokens=model.seq_len, **architecture(model))
+        lm = LoopedLM(horizon=Steps(1), batch_tokens=model.seq_len, **model.architecture())
         lm.model = model
         return lm.eval()
     if not path.is_file():

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from looped_lm.common.errors import UserError
 from looped_lm.loop.bptt import FullBPTT, TruncatedBPTT
-from looped_lm.loop.component import Spec, component_spec
+from looped_lm.loop.component import Spec
 from looped_lm.loop.injection import AdditiveInjection, Injection, LinearInjection, PassthroughInjection
 from looped_lm.loop.lanes import HyperConnectionLanes, Lanes, SingleLane
-from looped_lm.loop.residual import PlainResidual
 from looped_lm.model.transformer import LoopedTransformer, size_of
+from looped_lm.seams import SEAMS, components
 
 _COMPILED = "_orig_mod."
 _SECTIONS = {"prelude": "prelude", "block": "recur", "coda": "coda"}
@@ -176,12 +176,11 @@ def config_to_reference(model: LoopedTransformer) -> dict[str, Any]:
             + ", ".join(f"{i.__name__} with {lanes.__name__}" for i, lanes in kinds)
             + "."
         )
-    if type(model.residual) is not PlainResidual:
-        raise UserError(f"The reference code has no {type(model.residual).__name__}.")
-    if type(model.bptt) not in (FullBPTT, TruncatedBPTT):
-        raise UserError(f"The reference code has no {type(model.bptt).__name__}.")
+    for key, component in components(model).items():
+        known = (FullBPTT, TruncatedBPTT) if key == "bptt" else (SEAMS[key].default,)
+        if key not in ("injection", "lanes") and type(component) not in known:
+            raise UserError(f"The reference code has no {type(component).__name__}.")
     r = model.num_recurrences
-    lanes_spec = component_spec(model.lanes, sizes=2)["init_args"]
     return {
         "sequence_len": model.seq_len,
         "vocab_size": model.vocab_size,
@@ -195,6 +194,6 @@ def config_to_reference(model: LoopedTransformer) -> dict[str, Any]:
         "num_recur": r,
         "bptt_k": sum(model.bptt.keeps_grad(i, r) for i in range(r)),
         "input_injection": kind,
-        "num_lanes": lanes_spec.get("num_lanes", 1),
+        "num_lanes": getattr(model.lanes, "num_lanes", 1),
         "logit_softcap": model.logit_softcap,
     }

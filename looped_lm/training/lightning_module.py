@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,15 +14,15 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from looped_lm.common.errors import UserError
 from looped_lm.common.text import say
-from looped_lm.loop.component import Spec, as_factory, as_instance, build, callable_spec, component_spec
+from looped_lm.loop.component import Spec, as_factory, as_instance, callable_spec, component_spec
 from looped_lm.loop.recurrences import FixedRecurrences, RecurrenceSampler, checked_count, drawn
-from looped_lm.loop.trainability import refuse_untrainable
 from looped_lm.model import accounting
 from looped_lm.model.compilation import compile_in_place
 from looped_lm.model.transformer import LoopedTransformer
 from looped_lm.runs.checkpoint import compare_tensors
 from looped_lm.runs.due_validation import CHECKPOINT_KEY as VALIDATED_AT
 from looped_lm.runs.due_validation import DueValidation
+from looped_lm.seams import SEAMS, specs
 from looped_lm.training.metrics import TokenLoss
 from looped_lm.training.optim import MuonH
 from looped_lm.training.resume import CHECKPOINT_KEY as MICRO_BATCHES
@@ -89,7 +88,7 @@ class LoopedLM(L.LightningModule):
         self.optimizer_factory = as_factory(optimizer)
         self.sections = accounting.count_parameters(self.model)
         r = self.model.num_recurrences
-        self.recurrences: RecurrenceSampler = build(recurrences, "recurrences", r)
+        self.recurrences: RecurrenceSampler = SEAMS["recurrences"].build(recurrences, {"num_recurrences": r})
         self._flops_at: dict[int, float] = {}
         self.plan: Plan = self.horizon.plan(
             RunSize(
@@ -103,7 +102,7 @@ class LoopedLM(L.LightningModule):
         )
         #: How many of the planned steps run each count of recurrences.
         self.drawn = drawn(self.recurrences, self.plan.steps)
-        refuse_untrainable(self.model.injection, self.model.lanes, self.model.bptt, r, self.drawn)
+        self.model.refuse_untrainable(self.drawn)
         #: Training FLOPs per token F in the convention `paper`, the mean over the planned steps.
         self.flops_per_token = accounting.mean_flops_per_token(self.model, seq_len, self.drawn)
         #: Recurrences that evaluation runs.
@@ -122,11 +121,9 @@ class LoopedLM(L.LightningModule):
         self._derived = Derived()
         # Plain data that rebuilds this object, whether a parser or a caller in Python made the components, and with
         # every default written out.
-        arguments = inspect.signature(LoopedTransformer).bind(vocab_size, seq_len, **architecture)
-        arguments.apply_defaults()
         self.save_hyperparameters(
             {
-                **arguments.arguments,
+                **self.model.architecture(),
                 "batch_tokens": batch_tokens,
                 "val_every_steps": val_every_steps,
                 "compile_layers": compile_layers,
@@ -137,15 +134,10 @@ class LoopedLM(L.LightningModule):
     def component_specs(self) -> dict[str, Spec]:
         """`{"class_path", "init_args"}` of every component, by the name of its key."""
         return {
-            "injection": component_spec(self.model.injection, sizes=1),
-            "lanes": component_spec(self.model.lanes, sizes=2),
-            "residual": component_spec(self.model.residual, sizes=2),
-            "bptt": component_spec(self.model.bptt),
-            "recurrences": component_spec(self.recurrences, sizes=1),
+            **specs(self.model),
+            **specs(self, of_training=True),
             "optimizer": callable_spec(self.optimizer_factory, "optimizer"),
-            "horizon": component_spec(self.horizon),
-            "transfer": component_spec(self.transfer),
-            "schedule": component_spec(self.schedule),
+            **{name: component_spec(getattr(self, name)) for name in ("horizon", "transfer", "schedule")},
         }
 
     def forward(self, tokens: Tensor) -> Tensor:

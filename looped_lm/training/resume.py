@@ -9,10 +9,8 @@ import lightning as L
 
 from looped_lm.common.errors import UserError
 from looped_lm.common.text import say
-from looped_lm.loop.component import callable_spec
-from looped_lm.loop.recurrences import FixedRecurrences
-from looped_lm.loop.residual import PlainResidual
 from looped_lm.runs.checkpoint import Difference, differences
+from looped_lm.seams import before
 
 if TYPE_CHECKING:
     from looped_lm.training.lightning_module import LoopedLM
@@ -30,13 +28,8 @@ RECIPE = (
     "compile_layers",
     "recompute",
 )
-#: What checkpoints that are older than a hyperparameter were trained with.
-BEFORE = {
-    "compile_layers": False,
-    "recompute": False,
-    "recurrences": callable_spec(FixedRecurrences, "recurrences"),
-    "residual": callable_spec(PlainResidual, "residual"),
-}
+#: What checkpoints that are older than a hyperparameter were trained with; `seams.before` adds the axes.
+BEFORE = {"compile_layers": False, "recompute": False}
 
 
 def realign(checkpoint: dict[str, Any], trainer: L.Trainer) -> None:
@@ -71,7 +64,8 @@ def changed_recipe(checkpoint: dict[str, Any], module: LoopedLM) -> list[Differe
     Raises:
         UserError: the model differs, too; every difference is named.
     """
-    changed = differences({**BEFORE, **checkpoint["hyper_parameters"]}, dict(module.hparams))
+    stored = {**BEFORE, **before(), **checkpoint["hyper_parameters"]}
+    changed = differences(stored, dict(module.hparams))
     recipe = [d for d in changed if d.key.split(".")[0] in RECIPE]
     if len(recipe) < len(changed):
         raise UserError(

@@ -24,8 +24,8 @@ from looped_lm import (
     PassthroughInjection,
     TruncatedBPTT,
 )
-from looped_lm.configuration.config_files import SHIPPED
-from looped_lm.loop.component import as_factory
+from looped_lm.configuration.config_files import LAYOUT, SHIPPED
+from looped_lm.loop.component import as_factory, as_instance
 from looped_lm.model.accounting import (
     count_parameters,
     count_roles,
@@ -33,6 +33,7 @@ from looped_lm.model.accounting import (
     parameter_roles,
     reference_tokens,
 )
+from looped_lm.seams import SEAMS
 from tests.support.reference import accounting as reference
 from tests.support.reference import recipe
 from tests.support.tiny import tiny_model
@@ -153,12 +154,11 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
 
 def shipped(config: str) -> dict[str, Any]:
     """Arguments of the architecture that a shipped config describes."""
-    model = yaml.safe_load((SHIPPED / config).read_text())["model"]
-    arguments = dict(model)
-    for seam in ("injection", "lanes", "residual", "bptt"):
-        spec = model[seam] if isinstance(model[seam], dict) else {"class_path": model[seam]}
-        arguments[seam] = as_factory(spec)
-    arguments["bptt"] = arguments["bptt"]()
+    base, own = (yaml.safe_load((SHIPPED / name).read_text())["model"] for name in ("base.yaml", config))
+    arguments = {**{key: base[key] for key in (*LAYOUT, *SEAMS)}, **own}
+    for key, seam in SEAMS.items():
+        spec = arguments[key] if isinstance(arguments[key], dict) else {"class_path": arguments[key]}
+        arguments[key] = as_factory(spec) if seam.sizes else as_instance(spec)
     del arguments["recurrences"]  # of training, not of the model
     return arguments
 

@@ -1,0 +1,83 @@
+"""The axes of the loop in one table: whatever depends on which axes there are is derived from it.
+
+A new axis is a base class in `looped_lm.loop`, a row here and its use in `LoopedTransformer`, under the row's key as an
+argument and as an attribute. Checkpoints, run records, exported folders, the comparison with a checkpoint and the
+conformance suite then know it. configs/base.yaml names the default of every axis; a test compares it with this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from looped_lm.loop.bptt import BPTTStrategy, FullBPTT
+from looped_lm.loop.component import Component, Spec, build, callable_spec, component_spec
+from looped_lm.loop.injection import Injection, LinearInjection
+from looped_lm.loop.lanes import Lanes, SingleLane
+from looped_lm.loop.recurrences import FixedRecurrences, RecurrenceSampler
+from looped_lm.loop.residual import PlainResidual, Residual
+
+
+@dataclass(frozen=True)
+class Seam:
+    """One axis.
+
+    Args:
+        key: argument and attribute of its owner, and its name in YAML, hyperparameters, config.json and run records.
+        base: base class of its components.
+        default: class where none is named.
+        sizes: what the owner supplies to the constructor, by position and in this order. Without sizes a component may
+            be given as an instance.
+        of_training: owned by LoopedLM and no part of the model, so that weights do without it.
+        later: came after the first files were written: those that do not name it were made with the default.
+    """
+
+    key: str
+    base: type[Component]
+    default: type[Component]
+    sizes: tuple[str, ...] = ()
+    of_training: bool = False
+    later: bool = True
+
+    def build(self, given: Any, sizes: Mapping[str, int]) -> Any:
+        """The component from an instance, a factory, class_path and init_args, or None for the default.
+
+        Raises:
+            UserError: a constructor that does not take the sizes.
+        """
+        if isinstance(given, self.base) and not self.sizes:
+            return given
+        supplied = {name: sizes[name] for name in self.sizes}
+        return build(self.default if given is None else given, self.key, supplied)
+
+    def spec(self, component: Component) -> Spec:
+        """`{"class_path", "init_args"}` of one of its components, without the sizes."""
+        return component_spec(component, len(self.sizes))
+
+
+SEAMS: dict[str, Seam] = {
+    seam.key: seam
+    for seam in (
+        Seam("injection", Injection, LinearInjection, ("d_model",), later=False),
+        Seam("lanes", Lanes, SingleLane, ("d_model", "num_recurrences"), later=False),
+        Seam("residual", Residual, PlainResidual, ("d_model", "num_recurrences")),
+        Seam("bptt", BPTTStrategy, FullBPTT, later=False),
+        Seam("recurrences", RecurrenceSampler, FixedRecurrences, ("num_recurrences",), of_training=True),
+    )
+}
+
+
+def components(owner: object, of_training: bool = False) -> dict[str, Component]:
+    """The components of a model, or of the LoopedLM around it those `of_training`, by key."""
+    return {key: getattr(owner, key) for key, seam in SEAMS.items() if seam.of_training is of_training}
+
+
+def specs(owner: object, of_training: bool = False) -> dict[str, Spec]:
+    """`{"class_path", "init_args"}` of the same components."""
+    return {key: SEAMS[key].spec(component) for key, component in components(owner, of_training).items()}
+
+
+def before() -> dict[str, Spec]:
+    """What files had that are older than an axis, by key."""
+    return {key: callable_spec(seam.default, key) for key, seam in SEAMS.items() if seam.later}
