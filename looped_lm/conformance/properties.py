@@ -13,7 +13,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 from looped_lm.conformance.candidate import VOCAB, Candidate, batch, expect, expect_close
 from looped_lm.conformance.counting import Measured, measure
 from looped_lm.model.accounting import FORWARD_ONLY, TRAINED, count_roles, flops_per_token, parameter_roles
-from looped_lm.model.blocks import Block
 from looped_lm.model.transformer import LoopedTransformer
 
 
@@ -134,7 +133,7 @@ def flops_agree_with_the_counter(candidate: Candidate) -> None:
 
 
 def one_recurrence_is_one_application(candidate: Candidate) -> None:
-    """At r = 1 the model is embed, prelude, injection, block, norm, coda, written out; twice in a row, too.
+    """At r = 1 the model is embedding, prelude, one recurrence and coda, also when it is called again.
 
     A component that keeps anything between calls, or counts them, fails.
     """
@@ -148,15 +147,12 @@ def one_recurrence_is_one_application(candidate: Candidate) -> None:
 
     def run(layers: nn.ModuleList, x: Tensor) -> Tensor:
         for layer in layers:
-            assert isinstance(layer, Block)
-            x = layer.residual_attn(x, layer.attn(layer.norm_attn(x), cos, sin))
-            x = layer.residual_mlp(x, layer.mlp(layer.norm_mlp(x)))
+            x = layer(x, cos, sin)
         return x
 
     e = run(model.prelude, model.norm_emb(model.embedding(inputs)))
     state = model.lanes.expand(model.injection.initial_state(e))
-    u = run(model.block, model.injection(e, model.lanes.read(state, 0), 0))
-    state = model.lanes.write(state, model.norm_recur(u), 0)
+    state = model.recurrence(e, state, cos, sin, 0)
     expected = model.norm_final(run(model.coda, model.lanes.reduce(state)))
     expect_close(first, expected, "At r = 1 the model is not one application of its parts")
     expect_close(second, first, "The same tokens give something else the second time")

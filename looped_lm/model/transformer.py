@@ -211,11 +211,11 @@ class LoopedTransformer(Component, nn.Module):
             with torch.set_grad_enabled(keeps and torch.is_grad_enabled()):
                 if self.recompute and torch.is_grad_enabled():
                     state = checkpoint(
-                        self._recurrence, e, state, cos, sin, i, use_reentrant=False, preserve_rng_state=False
+                        self.recurrence, e, state, cos, sin, i, use_reentrant=False, preserve_rng_state=False
                     )
                 else:
                     slot = None if cache is None else cache.recurrence(i)
-                    state = self._recurrence(e, state, cos, sin, i, slot)
+                    state = self.recurrence(e, state, cos, sin, i, slot)
             if self.observer is not None:
                 self.observer(i, state)
             if cache is not None and early is not None:
@@ -224,9 +224,10 @@ class LoopedTransformer(Component, nn.Module):
                     break
         return self.lanes.reduce(state) if early is None else early.output
 
-    def _recurrence(
+    def recurrence(
         self, e: Tensor, state: State, cos: Tensor, sin: Tensor, i: int, cache: KeyValueSlot | None = None
     ) -> State:
+        """Lane state after recurrence `i`, from the prelude's output e (B,T,d) and the lane state before it."""
         u = self.injection(e, self.lanes.read(state, i), i)
         for layer in self.block:
             u = layer(u, cos, sin, cache)

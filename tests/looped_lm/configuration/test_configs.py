@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from looped_lm.configuration.config_files import SHIPPED
+from looped_lm.common.errors import UserError
+from looped_lm.configuration.config_files import LAYOUT, SHIPPED, resolve_arguments
+from looped_lm.seams import SEAMS
 from tests.support.cli_options import tiny_options
 from tests.support.reference import accounting as closed
 from tests.support.reference import recipe
@@ -79,20 +81,59 @@ def test_an_architecture_config_says_what_its_name_says_and_nothing_about_scale(
     for key, name in components.items():
         spec = model[key]
         assert (spec["class_path"] if isinstance(spec, dict) else spec) == f"looped_lm.{name}"
-    architecture = {
-        "prelude_layers",
-        "recurrent_layers",
-        "coda_layers",
-        "num_recurrences",
-        "injection",
-        "lanes",
-        "residual",
-        "recurrences",
-        "bptt",
-    }
+    architecture = {*LAYOUT, *SEAMS}
     assert {k: v for k, v in model.items() if k not in architecture} == {
         k: v for k, v in base.items() if k not in architecture
     }
+
+
+@pytest.mark.parametrize("config", ARCHITECTURES)
+def test_an_architecture_config_states_its_layout_and_what_differs_from_the_base(config: str) -> None:
+    base, own = (yaml.safe_load((SHIPPED / name).read_text())["model"] for name in ("base.yaml", config))
+    assert {*LAYOUT, *SEAMS} <= set(base), "every default is in one place"
+    assert set(LAYOUT) <= set(own)
+    assert not [key for key, value in own.items() if key not in LAYOUT and value == base[key]]
+
+
+@pytest.mark.parametrize("first", ARCHITECTURES)
+def test_two_architectures_in_one_command_are_refused_by_name(first: str) -> None:
+    """The second would keep what it does not state of the first: r4_hc.yaml under r8.yaml would leave its lanes."""
+    for second in ARCHITECTURES:
+        # A scale may stand anywhere.
+        for words in (
+            ["-c", first, "-c", "paper.yaml", "-c", second],
+            [f"--config={first}", f"--config={second}"],
+        ):
+            with pytest.raises(UserError, match=f"^{first} and {second} each describe a whole architecture"):
+                resolve_arguments(words)
+
+
+def test_an_architecture_takes_scales_and_single_keys_on_top(in_folder: Path) -> None:
+    layout = dict.fromkeys(LAYOUT, 1)
+    files = {
+        "axis.yaml": {"model": {"injection": "my.Injection", "num_recurrences": 6}},
+        "small.yaml": {"model": {**layout, "size": 1}},
+        "whole.yaml": {"model": {**layout, "injection": "my.Injection"}, "data": {}},
+    }
+    for name, content in files.items():
+        (in_folder / name).write_text(yaml.safe_dump(content))
+        resolve_arguments(["--config", "r4_hc.yaml", "--config", name, "--config", "nano.yaml"])
+    # The base under all others is no second one; after another it would undo it.
+    resolve_arguments(["--config", "base.yaml", "--config", "r4_hc.yaml"])
+    with pytest.raises(UserError, match="r4_hc.yaml and base.yaml each describe"):
+        resolve_arguments(["--config", "r4_hc.yaml", "--config", "base.yaml"])
+    # One of a user's own counts like a shipped one.
+    (in_folder / "mine.yaml").write_text(yaml.safe_dump({"model": {**layout, "lanes": "my.Lanes"}}))
+    with pytest.raises(UserError, match="r4.yaml and mine.yaml each describe"):
+        resolve_arguments(["--config", "r4.yaml", "--config", "mine.yaml"])
+
+
+def test_commands_and_sweeps_say_so(run_cli: Any, in_folder: Path) -> None:
+    status, out = run_cli("fit", "--config", "r4_hc.yaml", "--config", "r8.yaml")
+    assert status == 1 and "error: r4_hc.yaml and r8.yaml each" in out and "Traceback" not in out
+    (in_folder / "both.yaml").write_text("configs: [r8.yaml]\ngrid:\n  config: [r4_hc.yaml]\n")
+    status, out = run_cli("sweep", "plan", "both.yaml")
+    assert status == 1 and "is refused: r4_hc.yaml and r8.yaml each" in out and "Traceback" not in out
 
 
 @pytest.mark.parametrize("config", [*ARCHITECTURES, "base.yaml"])
@@ -179,7 +220,7 @@ SWAPS = {
 
 @pytest.mark.parametrize("options", SWAPS)
 def test_swapping_a_seam_gives_the_expected_config(run_cli: Any, options: str) -> None:
-    """F21: no init_args of the class swapped out remain, and none of the new one are lost."""
+    """No init_args of the class swapped out remain, and none of the new one are lost."""
     key, expected = SWAPS[options]
     spec = parsed(run_cli, "--config", "r8_hc.yaml", *options.split())["model"][key]
     if isinstance(spec, str):
