@@ -6,6 +6,9 @@ Each class below is a whole extension. They are trained, counted, grouped and re
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import fitting
+import looped_lm
 from fitting import Inputs, Law, fit, load_grid
 from looped_lm import BPTTStrategy, Injection, Lanes, LoopedLM
 from tests.support.cli_options import tiny_options
@@ -138,6 +142,67 @@ def test_the_weights_moved(run_cli: Any, in_folder: Path, tiny_data_dir: Path) -
     (checkpoint,) = in_folder.glob("runs/r4/version_0/checkpoints/*.ckpt")
     gate = torch.load(checkpoint, weights_only=True)["state_dict"]["model.injection.gate"]
     assert bool((gate != 1.0).all())
+
+
+FAULTY = """from looped_lm import AdditiveInjection
+
+
+class BrokenConstructor(AdditiveInjection):
+    def __init__(self, d_model):
+        super().__init__(d_model)
+        self.width = len(d_model)
+
+
+class BrokenForward(AdditiveInjection):
+    def forward(self, e, s, i):
+        raise ValueError("the state is upside down")
+
+
+class NoSizes(AdditiveInjection):
+    def __init__(self):
+        super().__init__(64)
+"""
+
+
+@pytest.mark.parametrize(
+    "name, line, method, says",
+    [
+        ("BrokenConstructor", 7, "__init__", "TypeError: object of type 'int' has no len()"),
+        ("BrokenForward", 12, "forward", "ValueError: the state is upside down"),
+    ],
+)
+def test_a_fault_in_a_component_of_ones_own_shows_at_its_line(
+    in_folder: Path, tiny_data_dir: Path, name: str, line: int, method: str, says: str
+) -> None:
+    (in_folder / "own.py").write_text(FAULTY)
+    command = [
+        sys.executable,
+        "-m",
+        "looped_lm",
+        "fit",
+        "--config",
+        "r4.yaml",
+        f"--model.injection=own.{name}",
+    ]
+    command += [*tiny_options(tiny_data_dir), "--trainer.fast_dev_run=true"]
+    path = os.pathsep.join([str(in_folder), str(Path(looped_lm.__file__).parents[1])])
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert done.returncode == 1
+    assert f'own.py", line {line}, in {method}' in done.stderr and says in done.stderr
+
+
+def test_a_constructor_that_takes_no_sizes_is_one_message(
+    run_cli: Any, in_folder: Path, tiny_data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (in_folder / "own.py").write_text(FAULTY)
+    monkeypatch.syspath_prepend(in_folder)
+    status, out = run_cli(
+        "fit", "--config", "r4.yaml", *tiny_options(tiny_data_dir), "--model.injection=own.NoSizes"
+    )
+    assert status == 1 and "Traceback" not in out
+    assert "error: The injection NoSizes() cannot be built from (d_model=64): too many positional" in out
 
 
 class DataLaw(Law):

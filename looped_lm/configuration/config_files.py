@@ -90,8 +90,10 @@ def refuse_two_architectures(paths: Sequence[Path]) -> None:
     Raises:
         UserError: there are several; base.yaml after one counts, too.
     """
-    found = [path for path in paths if is_architecture(path)]
-    found += [path for path in paths[1:] if path == BASE and found]
+    found: list[Path] = []
+    for path in paths:
+        if is_architecture(path) or (path == BASE and found):
+            found.append(path)
     if len(found) > 1:
         raise UserError(
             f"{found[0].name} and {found[1].name} each describe a whole architecture, and a run has one: what "

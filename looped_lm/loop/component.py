@@ -247,9 +247,9 @@ def build(factory: Callable[..., Any] | Mapping[str, Any], what: str, sizes: Map
         signature.bind(*positional, *sizes.values(), **given)
     except TypeError as error:
         way_out = (
-            f"Its constructor takes {' and '.join(sizes)} first, as its base class does."
+            f"The arguments {' and '.join(sizes)} come first, as in its base class; the others are its init_args."
             if sizes
-            else "Its init_args are the arguments of its constructor."
+            else "Its arguments are its init_args."
         )
         raise UserError(
             f"The {what} {name}{signature} cannot be built from ({supplied}): {error}. {way_out}"

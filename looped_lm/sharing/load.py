@@ -78,7 +78,9 @@ def load_lm(path: str | Path) -> LoopedLM:
     try:
         return LoopedLM.load_from_checkpoint(path, map_location="cpu").eval()
     except TypeError as error:
-        # Hyperparameters that the class does not have.
+        # Hyperparameters that the classes do not have. What a component raises keeps its own line.
+        if not str(error).startswith(("LoopedLM.__init__()", "LoopedTransformer.__init__()")):
+            raise
         raise UserError(f"{path} cannot be loaded into a LoopedLM: {error}.") from error
 
 

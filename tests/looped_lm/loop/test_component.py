@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
 
-from looped_lm import FlopsBudget, HyperConnectionLanes, MuonH, TruncatedBPTT
-from looped_lm.loop.component import as_factory, as_instance, callable_spec, component_spec
+from looped_lm import AdditiveInjection, FlopsBudget, HyperConnectionLanes, Injection, MuonH, TruncatedBPTT
+from looped_lm.common.errors import UserError
+from looped_lm.loop.component import as_factory, as_instance, build, callable_spec, component_spec
+from tests.support.tiny import tiny_model, tokens
 
 
 def test_specs_hold_what_the_constructor_was_given() -> None:
@@ -81,3 +84,79 @@ def test_a_wrong_class_path_lists_what_exists() -> None:
         as_factory({"class_path": "loopedlm.TruncatedBPTT"})
     with pytest.raises(ValueError, match="class_path and init_args"):
         as_factory({"class": "looped_lm.TruncatedBPTT"})
+
+
+SIZES = {"d_model": 8, "num_recurrences": 4}
+
+
+class Faulty(AdditiveInjection):
+    """A bug of its author's, in the constructor or in the forward pass."""
+
+    def __init__(self, d_model: int, at_once: bool = True) -> None:
+        super().__init__(d_model)
+        if at_once:
+            len(d_model)  # type: ignore[arg-type]
+
+    def forward(self, e: torch.Tensor, s: torch.Tensor, i: int) -> torch.Tensor:
+        raise ValueError("the state is upside down")
+
+
+class Unfinished(Injection):
+    def forward(self, e: torch.Tensor, s: torch.Tensor, i: int) -> torch.Tensor:
+        return s
+
+
+def raised_in(caught: pytest.ExceptionInfo[BaseException]) -> tuple[str, str]:
+    """File and function of the innermost frame."""
+    return caught.traceback[-1].path.name, caught.traceback[-1].name  # type: ignore[union-attr]
+
+
+def test_a_fault_in_a_component_keeps_its_error_and_its_line() -> None:
+    for make in (lambda: tiny_model(injection=Faulty), lambda: as_instance(spec_of_faulty())):
+        with pytest.raises(TypeError, match="^object of type 'int' has no len") as caught:
+            make()
+        assert raised_in(caught) == ("test_component.py", "__init__")
+    model = tiny_model(injection=functools.partial(Faulty, at_once=False))
+    with pytest.raises(ValueError, match="^the state is upside down$") as in_forward:
+        model(tokens()[0])
+    assert type(in_forward.value) is ValueError
+    assert raised_in(in_forward) == ("test_component.py", "forward")
+
+
+def spec_of_faulty() -> dict[str, object]:
+    return {"class_path": f"{__name__}.Faulty", "init_args": {"d_model": 8}}
+
+
+@pytest.mark.parametrize(
+    "factory, says",
+    [
+        (AdditiveInjection, r"AdditiveInjection\(d_model: 'int'\) .* \(d_model=8, num_recurrences=4\): too many"),
+        (functools.partial(HyperConnectionLanes, lanes=3), "Hyper.* an unexpected keyword argument 'lanes'"),
+        (functools.partial(HyperConnectionLanes, d_model=3), "Hyper.* multiple values for argument 'd_model'"),
+        ({"class_path": "looped_lm.HyperConnectionLanes", "init_args": {"lanes": 3}}, "HyperConnectionLanes.*'lanes'"),
+        (lambda d_model: None, "<lambda>.*too many positional"),
+        (HyperConnectionLanes(8, 4), "is HyperConnectionLanes.*give a class or a functools.partial"),
+        ("looped_lm.SingleLane", "is 'looped_lm.SingleLane': give a class"),
+        (Unfinished, "Unfinished lacks initial_state, which its base class leaves to it"),
+    ],
+)  # fmt: skip
+def test_a_constructor_that_does_not_take_the_sizes_is_one_message(factory: object, says: str) -> None:
+    with pytest.raises(UserError, match=f"^The lanes {says}"):
+        build(factory, "lanes", SIZES)  # type: ignore[arg-type]
+
+
+def test_arguments_that_python_refuses_are_refused_in_the_class_s_name() -> None:
+    with pytest.raises(
+        TypeError, match=r"HyperConnectionLanes.__init__\(\) got an unexpected keyword argument"
+    ):
+        HyperConnectionLanes(8, 4, lanes=3)  # type: ignore[call-arg]
+
+
+def test_an_import_that_fails_inside_a_module_keeps_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "half_written.py").write_text("import nothing_of_that_name\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="nothing_of_that_name") as caught:
+        as_factory({"class_path": "half_written.Injection"})
+    assert raised_in(caught) == ("half_written.py", "<module>")
