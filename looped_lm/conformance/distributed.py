@@ -92,7 +92,7 @@ def _on_two_processes(architectures: Sequence[Mapping[str, Any]]) -> list[dict[s
         codes = [worker.exitcode for worker in workers]
         expect(
             codes == [0] * WORLD,
-            f"A process of the pair failed (exit codes {codes}); its error stands above.",
+            f"A process of the pair failed (exit codes {codes}); its error is above.",
         )
         return torch.load(Path(folder) / "results.pt", weights_only=True)
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.flop_counter import FlopCounterMode
 
+from looped_lm.common.errors import UserError
 from looped_lm.conformance.candidate import VOCAB, Candidate, batch, expect, expect_close
-from looped_lm.conformance.counting import Measured, measure
 from looped_lm.model.accounting import FORWARD_ONLY, TRAINED, count_roles, flops_per_token, parameter_roles
 from looped_lm.model.transformer import LoopedTransformer
 
@@ -61,8 +64,39 @@ def counts_and_roles_are_whole(candidate: Candidate) -> None:
     roles = parameter_roles(lm.model)
     wrong = [n for n, p in lm.model.named_parameters() if roles[n] == "matrix" and p.dim() != 2]
     expect(
-        not wrong, f"{wrong} have the role 'matrix' and are no matrices; name another in parameter_roles()."
+        not wrong, f"{wrong} have the role 'matrix' and are not matrices; name another in parameter_roles()."
     )
+
+
+@dataclass(frozen=True)
+class Measured:
+    """FLOPs per token: of matrix products, and of all elementwise operations and sums at one FLOP per element."""
+
+    products: float
+    elementwise: float
+
+
+class _ElementwiseCounter(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        counted = {torch.Tag.pointwise: out, torch.Tag.reduction: args}
+        for tag, tensors in counted.items():
+            if tag in func.tags:
+                self.total += sum(t.numel() for t in tree_leaves(tensors) if isinstance(t, Tensor))
+        return out
+
+
+def _measure(run: Callable[[], Any], tokens: int) -> Measured:
+    """FLOPs per token of `run`, which handles `tokens` tokens; on the meta device attention counts in full."""
+    with FlopCounterMode(display=False) as products:
+        run()
+    with _ElementwiseCounter() as elementwise:
+        run()
+    return Measured(products.get_total_flops() / tokens, elementwise.total / tokens)
 
 
 def _measured(model: LoopedTransformer, rows: int, seq_len: int) -> dict[str, Measured]:
@@ -82,14 +116,14 @@ def _measured(model: LoopedTransformer, rows: int, seq_len: int) -> dict[str, Me
             model.lanes.write(state, x, i)
 
     return {
-        "injection": measure(inject, r * tokens),
-        "lanes": measure(carry, r * tokens),
-        "residual": measure(lambda: model.residual(x, x), tokens),
+        "injection": _measure(inject, r * tokens),
+        "lanes": _measure(carry, r * tokens),
+        "residual": _measure(lambda: model.residual(x, x), tokens),
     }
 
 
 def flops_agree_with_the_counter(candidate: Candidate) -> None:
-    """Declared FLOPs lie between torch's count of matrix products and that plus every elementwise operation.
+    """Declared FLOPs are between torch's count of matrix products and that plus every elementwise operation.
 
     The whole training step agrees within 1%, once what the convention counts and torch does not is taken out: norm
     scales, and what the components declare beyond their matrix products.
@@ -125,7 +159,7 @@ def flops_agree_with_the_counter(candidate: Candidate) -> None:
     uncounted: float = TRAINED * 2 * scales(model.prelude, model.coda)
     uncounted += passes * (2 * scales(model.block) + beyond["injection"] + beyond["lanes"] + residuals)
     expected = flops_per_token(model, seq_len) - uncounted
-    counted = measure(step, tokens.numel()).products
+    counted = _measure(step, tokens.numel()).products
     expect(
         abs(counted - expected) <= 0.01 * expected,
         f"A training step does {counted:,.0f} FLOPs per token in matrix products; the accounting says {expected:,.0f}.",
@@ -139,7 +173,7 @@ def one_recurrence_is_one_application(candidate: Candidate) -> None:
     """
     try:
         model = candidate.lm(num_recurrences=1).model
-    except ValueError:
+    except UserError:
         return  # A component may need more than one recurrence, and says so.
     inputs, _ = batch()
     first, second = model.hidden(inputs), model.hidden(inputs)
@@ -228,7 +262,7 @@ def more_recurrences_run_or_are_refused(candidate: Candidate) -> None:
     with torch.no_grad():
         try:
             more = model(inputs, num_recurrences=2 * r)
-        except ValueError as error:
+        except UserError as error:
             expect(bool(str(error)), "Evaluation with more recurrences is refused without a message.")
             return
         except Exception as error:

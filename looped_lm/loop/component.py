@@ -224,7 +224,7 @@ def build(factory: Callable[..., Any] | Mapping[str, Any], what: str, sizes: Map
     in a component shows at its own line.
 
     Raises:
-        UserError: the constructor does not take these sizes, or the class lacks methods of its base class.
+        UserError: the constructor does not take these sizes, or there is nothing to call.
     """
     factory = as_factory(factory)
     target, positional, given = _called(factory)
@@ -234,11 +234,6 @@ def build(factory: Callable[..., Any] | Mapping[str, Any], what: str, sizes: Map
             f"The {what} is {target!r}: give a class or a functools.partial of one, to be called with ({supplied})."
         )
     name = getattr(target, "__qualname__", repr(target))
-    missing = getattr(target, "__abstractmethods__", ())
-    if missing:
-        raise UserError(
-            f"The {what} {name} lacks {', '.join(sorted(missing))}, which its base class leaves to it."
-        )
     try:
         signature = inspect.signature(target)
     except ValueError:  # Some classes written in C have none.

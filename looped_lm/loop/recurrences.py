@@ -50,7 +50,7 @@ class FixedRecurrences(RecurrenceSampler):
 class LogNormalPoisson(RecurrenceSampler):
     """r = Poisson(exp(tau)) + 1 with tau ~ N(log(r_mean - 1) - sigma²/2, sigma), so that r has the mean r_mean.
 
-    r_mean is the model's `num_recurrences`. Most draws lie below it, a few far above. Source: arXiv 2502.05171, section
+    r_mean is the model's `num_recurrences`. Most draws are below it, a few far above. Source: arXiv 2502.05171, section
     on the training objective (a mean of 33 = 32 + 1, sigma 1/2, gradients through the last 8 recurrences).
 
     Args:
@@ -97,7 +97,7 @@ def drawn(sampler: RecurrenceSampler, steps: int) -> Counter[int]:
     """How many of the steps 0..steps-1 run each count of recurrences.
 
     Raises:
-        UserError: the sampler gives something that is no count, or there are too many steps to ask one by one.
+        UserError: the sampler gives something else than a count, or there are too many steps to ask one by one.
     """
     if not sampler.varies:
         return Counter({checked_count(sampler, 0): steps})
@@ -108,7 +108,7 @@ def checked_count(sampler: RecurrenceSampler, step: int) -> int:
     """The sampler's count for a step.
 
     Raises:
-        UserError: no whole number of at least 1, or a step beyond what is planned one by one.
+        UserError: something else than a whole number of at least 1, or a step beyond what is planned one by one.
     """
     name = type(sampler).__name__
     if step > PLANNED_STEPS and sampler.varies:

@@ -16,7 +16,7 @@ def refuse_untrainable(
     num_recurrences: int,
     drawn: Iterable[int] = (),
 ) -> None:
-    """Refuse combinations in which some parameter would get no gradient, be it in single steps.
+    """Refuse combinations in which some parameter would get no gradient in some step.
 
     Args:
         injection: the injection.

@@ -102,7 +102,7 @@ def parameter_roles(model: LoopedTransformer) -> dict[str, str]:
                 )
             if f"{prefix}.{name}" not in roles:
                 raise UserError(
-                    f"{type(component).__name__}.parameter_roles names {name!r}, which is no parameter."
+                    f"{type(component).__name__}.parameter_roles names {name!r}, and it has no such parameter."
                 )
             roles[f"{prefix}.{name}"] = role
     return roles
@@ -126,10 +126,10 @@ def flops_per_token(
     cost their forward alone. The convention `paper` counts the full attention matrix, `causal` half of it.
 
     Raises:
-        UserError: an unknown convention.
+        ValueError: an unknown convention.
     """
     if convention not in CONVENTIONS:
-        raise UserError(f"FLOPs convention {convention!r} is unknown; there are {', '.join(CONVENTIONS)}.")
+        raise ValueError(f"FLOPs convention {convention!r} is unknown; there are {', '.join(CONVENTIONS)}.")
     share = CONVENTIONS[convention]
 
     def forward(layers: nn.Module) -> float:

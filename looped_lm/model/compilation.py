@@ -1,8 +1,8 @@
 """torch.compile of the layers, one at a time and in place.
 
 A layer is compiled as a region of its own and its weights are inputs of the region, so that all layers, and every
-recurrence of a looped one, run the same compiled code; the number of recurrences is no part of it. Compiling in place
-leaves the names of parameters as they are.
+recurrence of a looped one, run the same compiled code, whatever the number of recurrences. Compiling in place leaves
+the names of parameters as they are.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def save_pretrained(model: LoopedTransformer, folder: str | Path, tokenizer: Any
     with new_folder(folder) as aside:
         for name, content in files.items():
             (aside / name).write_bytes(content)
-        # Contiguous: safetensors writes storages as they lie.
+        # safetensors writes a tensor's storage as it is in memory.
         tensors = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
         save_file(tensors, aside / WEIGHTS, metadata={"format": "pt"})
     return folder

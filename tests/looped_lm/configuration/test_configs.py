@@ -99,7 +99,7 @@ def test_an_architecture_config_states_its_layout_and_what_differs_from_the_base
 def test_two_architectures_in_one_command_are_refused_by_name(first: str) -> None:
     """The second would keep what it does not state of the first: r4_hc.yaml under r8.yaml would leave its lanes."""
     for second in ARCHITECTURES:
-        # A scale may stand anywhere.
+        # Wherever the scale is.
         for words in (
             ["-c", first, "-c", "paper.yaml", "-c", second],
             [f"--config={first}", f"--config={second}"],
@@ -118,7 +118,7 @@ def test_an_architecture_takes_scales_and_single_keys_on_top(in_folder: Path) ->
     for name, content in files.items():
         (in_folder / name).write_text(yaml.safe_dump(content))
         resolve_arguments(["--config", "r4_hc.yaml", "--config", name, "--config", "nano.yaml"])
-    # The base under all others is no second one; after another it would undo it.
+    # Below an architecture base.yaml changes nothing; above it would undo it.
     resolve_arguments(["--config", "base.yaml", "--config", "r4_hc.yaml"])
     with pytest.raises(UserError, match="r4_hc.yaml and base.yaml each describe"):
         resolve_arguments(["--config", "r4_hc.yaml", "--config", "base.yaml"])
@@ -238,7 +238,7 @@ def test_a_seam_swaps_back_from_one_with_arguments(run_cli: Any) -> None:
 
 
 def test_callbacks_are_appended_or_replaced_as_written(run_cli: Any, tmp_path: Path) -> None:
-    """Trap 4."""
+    """`callbacks+` appends to what base.yaml lists."""
     required = [c["class_path"] for c in base_config(run_cli)["trainer"]["callbacks"]]
     more = tmp_path / "more.yaml"
     more.write_text(
@@ -252,7 +252,7 @@ def test_callbacks_are_appended_or_replaced_as_written(run_cli: Any, tmp_path: P
 
 
 def test_dropping_a_required_callback_is_named(run_cli: Any, in_folder: Path, tiny_data_dir: Path) -> None:
-    """Trap 4: a list without `+` replaces base.yaml's; what then misses another says so."""
+    """A list without `+` replaces base.yaml's; what then misses another says so."""
     (in_folder / "own.yaml").write_text("trainer:\n  callbacks:\n    - class_path: callbacks.RunSummary\n")
     status, out = run_cli("fit", "--config", "own.yaml", *tiny_options(tiny_data_dir))
     assert status == 1 and "needs callbacks.RunRecordWriter" in out and "`trainer.callbacks+` appends" in out

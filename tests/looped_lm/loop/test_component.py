@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from looped_lm import AdditiveInjection, FlopsBudget, HyperConnectionLanes, Injection, MuonH, TruncatedBPTT
+from looped_lm import AdditiveInjection, FlopsBudget, HyperConnectionLanes, MuonH, TruncatedBPTT
 from looped_lm.common.errors import UserError
 from looped_lm.loop.component import as_factory, as_instance, build, callable_spec, component_spec
 from tests.support.tiny import tiny_model, tokens
@@ -101,11 +101,6 @@ class Faulty(AdditiveInjection):
         raise ValueError("the state is upside down")
 
 
-class Unfinished(Injection):
-    def forward(self, e: torch.Tensor, s: torch.Tensor, i: int) -> torch.Tensor:
-        return s
-
-
 def raised_in(caught: pytest.ExceptionInfo[BaseException]) -> tuple[str, str]:
     """File and function of the innermost frame."""
     return caught.traceback[-1].path.name, caught.traceback[-1].name  # type: ignore[union-attr]
@@ -137,7 +132,6 @@ def spec_of_faulty() -> dict[str, object]:
         (lambda d_model: None, "<lambda>.*too many positional"),
         (HyperConnectionLanes(8, 4), "is HyperConnectionLanes.*give a class or a functools.partial"),
         ("looped_lm.SingleLane", "is 'looped_lm.SingleLane': give a class"),
-        (Unfinished, "Unfinished lacks initial_state, which its base class leaves to it"),
     ],
 )  # fmt: skip
 def test_a_constructor_that_does_not_take_the_sizes_is_one_message(factory: object, says: str) -> None:

@@ -30,7 +30,7 @@ from tests.looped_lm.model.test_transformer import INJECTIONS, reference_weights
 from tests.support.reference import forward as reference
 from tests.support.tiny import VOCAB, perturb, tiny_lm, tiny_model, tokens
 
-# ---- Evaluation (F8) ------------------------------------------------------------------------------------------------
+# ---- Evaluation -----------------------------------------------------------------------------------------------------
 
 #: Trained recurrences whose lane scalars the recurrences 0..15 use; trained with r = 4.
 LENT = [0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3]
@@ -212,14 +212,14 @@ def test_more_steps_than_can_be_asked_one_by_one_are_refused(monkeypatch: pytest
     ],
 )
 def test_counts_with_which_some_step_cannot_train_are_refused(overrides: dict[str, Any], says: str) -> None:
-    """F25. With r = 2 alone each of these trains; the count of 3 is what cuts the third one's state."""
+    """With r = 2 alone each of these trains; the count of 3 is what cuts the third one's state."""
     LoopedLM.component_specs(tiny_lm(**overrides))
     with pytest.raises(ValueError, match=says):
         tiny_lm(recurrences=partial(Counts, counts=[2, 1, 3]), **overrides)
 
 
 def test_every_parameter_gets_a_gradient_at_every_count() -> None:
-    """F25: DDP runs without find_unused_parameters."""
+    """DDP runs without find_unused_parameters."""
     for overrides in (
         {},
         dict(injection=AdditiveInjection),

@@ -171,7 +171,7 @@ def test_flops_agree_with_torchs_counter_on_the_meta_device(name: str) -> None:
     """Within 1%, once what the convention counts and the counter does not is taken out.
 
     The convention counts norm scales like matrices (6 FLOPs per parameter and use), and the elementwise beta ⊗ y of
-    lanes; torch counts matrix products and attention alone, attention in full on the meta device (trap 6).
+    lanes; torch counts matrix products and attention alone, attention in full on the meta device.
     """
     arguments = COMBINATIONS[name] if name in COMBINATIONS else shipped(name)
     with torch.device("meta"):

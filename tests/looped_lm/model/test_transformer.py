@@ -146,7 +146,7 @@ def _flat(weights: Any) -> list[torch.Tensor]:
 
 
 def test_truncated_and_full_gradients_differ_once_the_state_is_read() -> None:
-    """Trap 5: at [I|0] they are equal, so a test on initial weights would prove nothing."""
+    """At [I|0] they are equal, so a test on initial weights would prove nothing."""
 
     def gradient(bptt: BPTTStrategy, scale: float) -> torch.Tensor:
         model = tiny_model(torch.float64, num_recurrences=4, bptt=bptt)
