@@ -228,7 +228,7 @@ def build(factory: Callable[..., Any] | Mapping[str, Any], what: str, sizes: Map
     """
     factory = as_factory(factory)
     target, positional, given = _called(factory)
-    supplied = ", ".join(f"{size}={value}" for size, value in sizes.items())
+    supplied = ", ".join(f"{name}={value!r}" for name, value in {**sizes, **given}.items())
     if isinstance(target, Component) or not callable(target):
         raise UserError(
             f"The {what} is {target!r}: give a class or a functools.partial of one, to be called with ({supplied})."
@@ -241,12 +241,9 @@ def build(factory: Callable[..., Any] | Mapping[str, Any], what: str, sizes: Map
     try:
         signature.bind(*positional, *sizes.values(), **given)
     except TypeError as error:
-        way_out = (
-            f"The arguments {' and '.join(sizes)} come first, as in its base class; the others are its init_args."
-            if sizes
-            else "Its arguments are its init_args."
-        )
+        first = f"{' and '.join(sizes)} first, as to its base class, and " if sizes else ""
         raise UserError(
-            f"The {what} {name}{signature} cannot be built from ({supplied}): {error}. {way_out}"
+            f"The {what} {name}({', '.join(signature.parameters)}) cannot be built from ({supplied}): {error}. "
+            f"Its constructor is given {first}its init_args by name."
         ) from None
     return factory(*sizes.values())

@@ -100,7 +100,7 @@ def architecture_from_reference(config: Mapping[str, Any]) -> dict[str, Any]:
     config = {k: int(v) if isinstance(v, float) and v == int(v) else v for k, v in config.items()}
     width, heads, r, window = config["n_embd"], config["n_head"], config["num_recur"], config["bptt_k"]
     if width % heads:
-        raise UserError(f"n_embd is {width}; it must be a multiple of n_head, {heads}.")
+        raise UserError(f"n_embd {width} is no multiple of n_head {heads}.")
     injection, lanes = _INJECTIONS[kind]
     several = lanes is HyperConnectionLanes
     return {

@@ -125,7 +125,7 @@ def spec_of_faulty() -> dict[str, object]:
 @pytest.mark.parametrize(
     "factory, says",
     [
-        (AdditiveInjection, r"AdditiveInjection\(d_model: 'int'\) .* \(d_model=8, num_recurrences=4\): too many"),
+        (AdditiveInjection, r"AdditiveInjection\(d_model\) .* \(d_model=8, num_recurrences=4\): too many"),
         (functools.partial(HyperConnectionLanes, lanes=3), "Hyper.* an unexpected keyword argument 'lanes'"),
         (functools.partial(HyperConnectionLanes, d_model=3), "Hyper.* multiple values for argument 'd_model'"),
         ({"class_path": "looped_lm.HyperConnectionLanes", "init_args": {"lanes": 3}}, "HyperConnectionLanes.*'lanes'"),
