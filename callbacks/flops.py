@@ -6,13 +6,12 @@ import time
 from typing import Any
 
 import lightning as L
-import torch
 from lightning.fabric.utilities.throughput import get_available_flops
 
-from callbacks.layout import Charts
-from callbacks.scalars import write_scalars
+from callbacks.telemetry import Charts, write_scalars
 from looped_lm import LoopedLM
 from looped_lm.common.errors import UserError
+from looped_lm.training.devices import compute_dtype
 
 
 class FlopsMonitor(L.Callback):
@@ -120,13 +119,6 @@ class FlopsMonitor(L.Callback):
             values["speed/mfu"] = flops_per_second / (self.peak_flops * trainer.world_size)
         write_scalars(trainer, values)
         self._restart_clock()
-
-
-def compute_dtype(precision: str) -> torch.dtype:
-    """Type in which matrix products run under a Trainer's precision."""
-    if "bf16" in precision:
-        return torch.bfloat16
-    return torch.float16 if "16" in precision else torch.float32
 
 
 def flops_monitor(trainer: L.Trainer, needed_by: str) -> FlopsMonitor:

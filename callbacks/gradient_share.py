@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from callbacks.layout import Charts
-from callbacks.scalars import write_scalars
+from callbacks.telemetry import Telemetry, Values
 from looped_lm import LoopedLM
 
 
-class GradientShare(L.Callback):
+class GradientShare(Telemetry):
     """Writes `loop/grad_share_<i>`, the share of recurrence i in the gradient, to the loggers at logging steps.
 
     With y_i the block's normalised output in recurrence i, which the lanes take in, and L the loss of the step:
@@ -28,6 +27,8 @@ class GradientShare(L.Callback):
     logged. Nothing waits for the device before the step has ended.
     """
 
+    shown = {"recurrences": {"share of the gradient": [r"loop/grad_share_\d+"]}}
+
     def __init__(self) -> None:
         self._step: int | None = None
         self._wanted = False
@@ -35,10 +36,6 @@ class GradientShare(L.Callback):
         self._handle: RemovableHandle | None = None
         #: ‖∂L/∂y_i‖² so far; None: no gradient has come to recurrence i.
         self._squares: list[Tensor | None] = []
-
-    def charts(self, trainer: L.Trainer, pl_module: LoopedLM) -> Charts:
-        """What is written, for `TensorBoardLayout`."""
-        return {"recurrences": {"share of the gradient": [r"loop/grad_share_\d+"]}}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
         self._step = None
@@ -48,9 +45,7 @@ class GradientShare(L.Callback):
     ) -> None:
         if self._step != trainer.global_step:
             self._step, self._squares = trainer.global_step, []
-            self._wanted = bool(
-                trainer.loggers and trainer.is_global_zero and pl_module.logs_step(trainer.global_step + 1)
-            )
+            self._wanted = self.is_wanted(trainer, pl_module)
         if self._wanted:
             self._ran = 0
             self._handle = pl_module.model.norm_recur.register_forward_hook(self._watch)
@@ -81,17 +76,13 @@ class GradientShare(L.Callback):
         before = self._squares[i]
         self._squares[i] = square if before is None else before + square
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: LoopedLM, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def after_step(self, trainer: L.Trainer, pl_module: LoopedLM) -> Values:
         reached = [s for s in self._squares if s is not None]
-        if not (reached and pl_module.ends_step(batch_idx)):
-            return
+        if not reached:
+            return {}
         norms = torch.stack(reached).sqrt()
         shares = iter(norms / norms.sum())
-        values = {
+        return {
             f"loop/grad_share_{i}": 0.0 if square is None else next(shares)
             for i, square in enumerate(self._squares)
         }
-        self._squares = []
-        write_scalars(trainer, values)

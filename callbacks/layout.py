@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import lightning as L
 
-from callbacks.media import writer_of
+from callbacks.telemetry import Charts, writer_of
 from looped_lm import LoopedLM
-
-#: Regular expressions of tags, by the title of their chart, by group.
-Charts = dict[str, dict[str, list[str]]]
 
 
 class TensorBoardLayout(L.Callback):

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from callbacks.layout import Charts
-from callbacks.scalars import write_scalars
+from callbacks.telemetry import Charts, Telemetry, Values
 from looped_lm import LoopedLM
 from looped_lm.common.errors import UserError
 
 
-class LoopStats(L.Callback):
+class LoopStats(Telemetry):
     """Writes how the state develops over the recurrences, and how the lanes mix it, to the loggers at logging steps.
 
     With s the state after recurrence i (all lanes of it) and s' the one after recurrence i-1:
@@ -41,7 +40,7 @@ class LoopStats(L.Callback):
         if rows < 1:
             raise UserError(f"rows is {rows}; LoopStats must look at least at 1 row of the micro-batch.")
         self.rows = rows
-        self._values: dict[str, Tensor] = {}
+        self._seen: dict[str, Tensor] = {}
         self._previous: tuple[Tensor, Tensor] | None = None
 
     def charts(self, trainer: L.Trainer, pl_module: LoopedLM) -> Charts:
@@ -56,9 +55,8 @@ class LoopStats(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: LoopedLM, batch: Any, batch_idx: int
     ) -> None:
-        wanted = trainer.loggers and trainer.is_global_zero and pl_module.ends_step(batch_idx)
-        if wanted and pl_module.logs_step(trainer.global_step + 1):
-            self._values, self._previous = {}, None
+        if pl_module.ends_step(batch_idx) and self.is_wanted(trainer, pl_module):
+            self._seen, self._previous = {}, None
             pl_module.model.observer = self._observe
 
     def on_before_backward(self, trainer: L.Trainer, pl_module: LoopedLM, loss: Tensor) -> None:
@@ -72,13 +70,13 @@ class LoopStats(L.Callback):
         if sample is None:
             return
         size = torch.linalg.vector_norm(sample)
-        self._values[f"loop/state_norm_{i}"] = size / sample.numel() ** 0.5
+        self._seen[f"loop/state_norm_{i}"] = size / sample.numel() ** 0.5
         before, self._previous = self._previous, (sample, size)
         # A state may grow with the recurrences; then there is nothing to compare.
         if before is not None and before[0].shape == sample.shape:
             previous, its_size = before
-            self._values[f"loop/cosine_{i}"] = torch.dot(sample, previous) / (size * its_size)
-            self._values[f"loop/change_{i}"] = torch.linalg.vector_norm(sample - previous) / its_size
+            self._seen[f"loop/cosine_{i}"] = torch.dot(sample, previous) / (size * its_size)
+            self._seen[f"loop/change_{i}"] = torch.linalg.vector_norm(sample - previous) / its_size
 
     def _sample(self, state: Any) -> Tensor | None:
         """The first rows of every tensor (..,B,T,d) of a state of any form, as one vector of at least fp32."""
@@ -88,20 +86,18 @@ class LoopStats(L.Callback):
         # Concatenation copies, so the state itself is not kept.
         return torch.cat(wide) if wide else None
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: LoopedLM, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if not self._values:
-            return
-        values: dict[str, Tensor | float] = {**self._values}
-        self._values = {}
+    def after_step(self, trainer: L.Trainer, pl_module: LoopedLM) -> Values:
+        if not self._seen:
+            return {}
+        values: dict[str, Tensor | float] = {**self._seen}
+        self._seen = {}
         with torch.no_grad():
             mixing = pl_module.model.lanes.mixing_matrices()
         if mixing is not None:
             # On the host: the decomposition of such small matrices waits for an accelerator more than once.
             for i, matrix in enumerate(mixing.double().cpu().numpy()):
                 values[f"loop/mixing_{i}"] = largest_singular_value(matrix)
-        write_scalars(trainer, values)
+        return values
 
 
 def largest_singular_value(matrix: np.ndarray) -> float:

@@ -10,6 +10,7 @@ from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
 from callbacks.flops import flops_monitor
 from looped_lm import LoopedLM
+from looped_lm.runs.lightning_internals import validation_progress
 
 
 class StepProgressBar(TQDMProgressBar):
@@ -49,8 +50,7 @@ class StepProgressBar(TQDMProgressBar):
     def on_validation_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         super().on_validation_batch_end(trainer, *args, **kwargs)
         if trainer.state.fn == "fit" and not self.is_disabled:
-            loop = trainer.fit_loop.epoch_loop.val_loop
-            done, total = loop.batch_progress.current.ready, sum(loop.max_batches)
+            done, total = validation_progress(trainer)
             self.train_progress_bar.set_description(
                 "training" if done >= total else f"validating {done}/{total}"
             )

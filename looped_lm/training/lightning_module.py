@@ -21,15 +21,14 @@ from looped_lm.loop.trainability import refuse_untrainable
 from looped_lm.model import accounting
 from looped_lm.model.compilation import compile_in_place
 from looped_lm.model.transformer import LoopedTransformer
-from looped_lm.runs.checkpoint import compare_tensors
-from looped_lm.runs.due_validation import CHECKPOINT_KEY as VALIDATED_AT
-from looped_lm.runs.due_validation import DueValidation
+from looped_lm.runs.checkpoint import MICRO_BATCHES, compare_tensors, realign, refuse_weights_alone
+from looped_lm.runs.lightning_internals import is_attached
+from looped_lm.training.devices import keeps_embedding_in_bf16
 from looped_lm.training.metrics import TokenLoss
 from looped_lm.training.optim import MuonH
-from looped_lm.training.resume import CHECKPOINT_KEY as MICRO_BATCHES
-from looped_lm.training.resume import changed_recipe, realign, refuse_weights_alone, use_own_recipe
+from looped_lm.training.resume import VALIDATED_AT, DueValidation, changed_recipe, use_own_recipe
 from looped_lm.training.schedules import Horizon, HyperP, LinearSchedule, Plan, RunSize
-from looped_lm.training.trainer_settings import Derived, derive, keeps_embedding_in_bf16
+from looped_lm.training.trainer_settings import Derived, derive
 
 Batch = tuple[Tensor, Tensor]
 
@@ -187,7 +186,7 @@ class LoopedLM(L.LightningModule):
             self._stop_requested = False
             self._step_nats, self._step_tokens = None, 0
             self.val_loss.reset()
-            self.due_validation.reset()
+            self.due_validation = DueValidation()
             self._derived = derive(
                 self.trainer,
                 self.plan.steps,
@@ -316,8 +315,8 @@ class LoopedLM(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint[VALIDATED_AT] = self.due_validation.validated_at
-        if self._trainer is not None:
-            checkpoint[MICRO_BATCHES] = self._trainer.accumulate_grad_batches
+        if is_attached(self):
+            checkpoint[MICRO_BATCHES] = self.trainer.accumulate_grad_batches
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Compare the checkpoint with this module before a Trainer goes on from it.
@@ -329,9 +328,9 @@ class LoopedLM(L.LightningModule):
             UserError: another architecture, or another class of optimizer to go on training with.
         """
         # load_from_checkpoint builds a module from the checkpoint's own hyperparameters, without a trainer.
-        recipe = changed_recipe(checkpoint, self) if self._trainer is not None else []
+        recipe = changed_recipe(checkpoint, self) if is_attached(self) else []
         compare_tensors(checkpoint["state_dict"], self.state_dict())
-        if self._trainer is None or self.trainer.state.fn != "fit":
+        if not is_attached(self) or self.trainer.state.fn != "fit":
             return
         if self.due_validation.nothing_left(checkpoint, self.plan.steps, same_recipe=not recipe):
             raise UserError(
@@ -340,6 +339,6 @@ class LoopedLM(L.LightningModule):
             )
         refuse_weights_alone(checkpoint)
         self.due_validation.load(self.trainer, checkpoint)
-        realign(checkpoint, self.trainer)
+        realign(checkpoint, self.trainer.accumulate_grad_batches, self.trainer.datamodule)  # type: ignore[attr-defined]
         if recipe:
             use_own_recipe(checkpoint, self, recipe)

@@ -1,8 +1,7 @@
-"""Going on from a checkpoint: with a recipe that changed, and with other processes than before."""
+"""Going on from a checkpoint: with a recipe that changed, and with a validation that was due when the run stopped."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
@@ -13,11 +12,13 @@ from looped_lm.loop.component import callable_spec
 from looped_lm.loop.recurrences import FixedRecurrences
 from looped_lm.loop.residual import PlainResidual
 from looped_lm.runs.checkpoint import Difference, differences
+from looped_lm.runs.lightning_internals import batches_begun, start_without_steps, validate_now
 
 if TYPE_CHECKING:
     from looped_lm.training.lightning_module import LoopedLM
 
-CHECKPOINT_KEY = "micro_batches_per_step"
+VALIDATED_AT = "validated_at_step"
+"""Key of a checkpoint under which the step of its run's last finished validation is written."""
 
 #: Hyperparameters that say how to train, not what: a resumed run may change them.
 RECIPE = (
@@ -39,32 +40,6 @@ BEFORE = {
 }
 
 
-def realign(checkpoint: dict[str, Any], trainer: L.Trainer) -> None:
-    """Count a checkpoint's micro-batches anew where a step has more or fewer of them than before.
-
-    With another number of processes or rows per device a step consists of another number of micro-batches. Lightning
-    takes the end of a step, and the time of a validation, from how many there were since the beginning of training.
-
-    Args:
-        checkpoint: as loaded; its counters are changed in place before Lightning and the data module read them.
-        trainer: the trainer with the accumulation that this run uses.
-    """
-    then, now = checkpoint.get(CHECKPOINT_KEY), trainer.accumulate_grad_batches
-    if then in (None, now):
-        return
-    progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
-    before = progress["total"]["processed"]
-    after = before // then * now
-    for counts in (progress["total"], progress["current"]):
-        for name in ("ready", "started", "processed", "completed"):
-            counts[name] += after - before
-    data = trainer.datamodule  # type: ignore[attr-defined]
-    position = checkpoint.get(type(data).__qualname__, {})
-    if "batches_processed" in position:
-        # Rows are counted from there; how many were read is not changed by how they are counted.
-        position["batches_processed"] += after - before
-
-
 def changed_recipe(checkpoint: dict[str, Any], module: LoopedLM) -> list[Difference]:
     """How the way of training differs from the checkpoint's.
 
@@ -81,19 +56,6 @@ def changed_recipe(checkpoint: dict[str, Any], module: LoopedLM) -> list[Differe
             "LoopedLM.load_from_checkpoint."
         )
     return recipe
-
-
-def refuse_weights_alone(checkpoint: Mapping[str, Any]) -> None:
-    """Refuse to train on from a checkpoint that was converted, or saved without the optimizer.
-
-    Raises:
-        UserError: it has no optimizer state.
-    """
-    if not checkpoint.get("optimizer_states"):
-        raise UserError(
-            "The checkpoint holds weights and no state of an optimizer, as converted ones do, so training cannot go on "
-            "from it. validate, test, predict, generate and export read it."
-        )
 
 
 def use_own_recipe(checkpoint: dict[str, Any], module: LoopedLM, recipe: list[Difference]) -> None:
@@ -116,3 +78,38 @@ def use_own_recipe(checkpoint: dict[str, Any], module: LoopedLM, recipe: list[Di
     for state in checkpoint["lr_schedulers"]:
         state["base_lrs"] = [own["initial_lr"] for own in groups]
         state["_last_lr"] = [own["initial_lr"] * multiplier for own in groups]
+
+
+class DueValidation:
+    """Remembers the step of the last finished validation; makes up for the one that should have come after it.
+
+    Lightning counts a validation as done that a stop came before or broke off: a run that stops between the last
+    micro-batch before a validation and the validation's end would have one validation fewer than the uninterrupted run,
+    and a run that stops before its final one would have none.
+    """
+
+    def __init__(self) -> None:
+        self.validated_at: int | None = None
+        self._resumed_at: int | None = None
+
+    def nothing_left(self, checkpoint: dict[str, Any], steps: int, same_recipe: bool) -> bool:
+        """Whether a run of `steps` steps has nothing to do for a checkpoint, not even that run's final validation."""
+        done = checkpoint["global_step"]
+        awaits_validation = done == steps and same_recipe and checkpoint.get(VALIDATED_AT, done) != done
+        return done >= steps and not awaits_validation
+
+    def load(self, trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
+        """Take over what the checkpoint knows; the trainer's counters are not restored yet."""
+        self._resumed_at = checkpoint["global_step"]
+        self.validated_at = checkpoint.get(VALIDATED_AT, self._resumed_at)
+        if self._resumed_at == trainer.max_steps and self.validated_at != self._resumed_at:
+            start_without_steps(trainer)
+
+    def make_up(self, trainer: L.Trainer) -> None:
+        """Validate now if that was due at the step of the checkpoint; called at the start of training."""
+        step = trainer.global_step
+        if self._resumed_at != step or self.validated_at == step or not trainer.enable_validation:
+            return
+        # As Lightning reckons it; after a rollback batches are ahead of steps.
+        if step == trainer.max_steps or batches_begun(trainer) % trainer.val_check_batch == 0:  # type: ignore[operator]
+            validate_now(trainer)
