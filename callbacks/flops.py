@@ -119,18 +119,3 @@ class FlopsMonitor(L.Callback):
             values["speed/mfu"] = flops_per_second / (self.peak_flops * trainer.world_size)
         write_scalars(trainer, values)
         self._restart_clock()
-
-
-def flops_monitor(trainer: L.Trainer, needed_by: str) -> FlopsMonitor:
-    """The trainer's FlopsMonitor.
-
-    Raises:
-        UserError: there is none.
-    """
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, FlopsMonitor):
-            return callback
-    raise UserError(
-        f"{needed_by} needs callbacks.FlopsMonitor, and trainer.callbacks has none. A config that sets "
-        "`trainer.callbacks` replaces the list of base.yaml; `trainer.callbacks+` appends to it."
-    )

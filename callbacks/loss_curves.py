@@ -9,8 +9,8 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from callbacks.final_validation import in_training
-from callbacks.flops import flops_monitor
-from callbacks.telemetry import Telemetry, Values, write_scalars
+from callbacks.flops import FlopsMonitor
+from callbacks.telemetry import Telemetry, Values, needed, write_scalars
 from looped_lm import LoopedLM
 from looped_lm.common.errors import UserError
 
@@ -55,7 +55,7 @@ class LossCurves(Telemetry):
         if stage != "fit":
             return
         order: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        self._monitor = flops_monitor(trainer, needed_by="callbacks.LossCurves")
+        self._monitor = needed(trainer, FlopsMonitor, by=self)
         if order.index(self._monitor) > order.index(self):
             raise UserError(
                 "callbacks.LossCurves stands before callbacks.FlopsMonitor in trainer.callbacks and would see the "

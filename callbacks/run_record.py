@@ -12,9 +12,10 @@ import lightning as L
 
 import looped_lm
 from callbacks.final_validation import in_training
-from callbacks.flops import flops_monitor
+from callbacks.flops import FlopsMonitor
 from callbacks.guard import rollbacks
 from callbacks.preemption import Preemption
+from callbacks.telemetry import needed
 from fitting.records import RECORD_SUFFIX, RunRecord
 from looped_lm import LoopedLM
 from looped_lm.common.errors import UserError
@@ -39,7 +40,7 @@ class RunRecordWriter(L.Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit" and not isinstance(trainer.strategy.checkpoint_io, RecordingCheckpointIO):
-            flops_monitor(trainer, needed_by="callbacks.RunRecordWriter")
+            needed(trainer, FlopsMonitor, by=self)
             if trainer.limit_val_batches == 0:
                 raise UserError(
                     "trainer.limit_val_batches is 0: without validation a run has no loss to record."
@@ -97,7 +98,7 @@ class RunRecordWriter(L.Callback):
             if why := next((c.reason for c in trainer.callbacks if isinstance(c, Preemption)), None):  # type: ignore[attr-defined]
                 reason = f"{why} {reason}" if reason else None
         data = trainer.datamodule  # type: ignore[attr-defined]
-        monitor = flops_monitor(trainer, needed_by="callbacks.RunRecordWriter")
+        monitor = needed(trainer, FlopsMonitor, by=self)
         flops_per_token = pl_module.flops_per_token
         if pl_module.recurrences.varies and monitor.tokens:
             # Of the steps taken: fewer than planned, or some with other batches before a resume, have another mean.
@@ -126,35 +127,15 @@ class RunRecordWriter(L.Callback):
         )
 
 
-def run_record(trainer: L.Trainer, needed_by: str) -> RunRecord:
-    """The record of the trainer's run as it stands.
-
-    Raises:
-        UserError: the trainer has no RunRecordWriter.
-    """
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, RunRecordWriter):
-            return callback.record(trainer, trainer.lightning_module)
-    raise UserError(
-        f"{needed_by} needs callbacks.RunRecordWriter, and trainer.callbacks has none. A config that sets "
-        "`trainer.callbacks` replaces the list of base.yaml; `trainer.callbacks+` appends to it."
-    )
-
-
 def code_version() -> str:
     """Version of the package and, in a git checkout, its commit (with `+` if files differ from it)."""
     root = Path(looped_lm.__file__).resolve().parent.parent
     version = looped_lm.__version__
     if not (root / ".git").exists():
         return version
-    git = ["git", "-C", str(root)]
+    describe = ["git", "-C", str(root), "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
     try:
-        commit = subprocess.run(
-            [*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True
-        )
-        changed = subprocess.run(
-            [*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True
-        )
+        commit = subprocess.run(describe, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return version
-    return f"{version} {commit.stdout.strip()}{'+' if changed.stdout.strip() else ''}"
+    return f"{version} {commit}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import lightning as L
 import numpy as np
@@ -13,10 +13,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from looped_lm import LoopedLM
+from looped_lm.common.errors import UserError
 
 #: Regular expressions of tags, by the title of their chart, by group.
 Charts = dict[str, dict[str, list[str]]]
 Values = Mapping[str, Tensor | float]
+Kind = TypeVar("Kind", bound=L.Callback)
 
 
 class Telemetry(L.Callback):
@@ -64,6 +66,21 @@ class Telemetry(L.Callback):
 
 def _writes(trainer: L.Trainer) -> bool:
     return bool(trainer.loggers) and trainer.is_global_zero
+
+
+def needed(trainer: L.Trainer, kind: type[Kind], by: L.Callback) -> Kind:
+    """The trainer's callback of a kind.
+
+    Raises:
+        UserError: there is none.
+    """
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, kind):
+            return callback
+    raise UserError(
+        f"callbacks.{type(by).__name__} needs callbacks.{kind.__name__}, and trainer.callbacks has none. A config that "
+        "sets `trainer.callbacks` replaces the list of base.yaml; `trainer.callbacks+` appends to it."
+    )
 
 
 def write_scalars(trainer: L.Trainer, values: Values, to: Sequence[Logger] | None = None) -> None:
