@@ -31,8 +31,8 @@ class LossCurves(Telemetry):
     (CSV, W&B and others) get `by_cost/train_loss` or `by_cost/val_loss` under the step as usual, in one row with
     `by_cost/tokens` and `by_cost/flops`, any of which can be an axis.
 
-    A resumed run writes its curves anew from the checkpoint: readers of TensorBoard's files drop what lies beyond the
-    step of the resume, and tokens and FLOPs do.
+    A resumed run writes its curves anew from the checkpoint: readers of TensorBoard's files drop what is beyond the
+    step of the resume, as counts of tokens and FLOPs are.
 
     It belongs after `FlopsMonitor` in the list of callbacks, which does the counting.
 

@@ -164,7 +164,7 @@ class Preemption(L.Callback):
         savers = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
         saved = [path for path in [save_now(saver, trainer) for saver in savers] if path]
         if not saved:
-            # None is there, or none wants a checkpoint that is no better than those it has.
+            # There is no such callback, or each keeps the checkpoints that it has.
             folder = next((c.dirpath for c in savers if c.dirpath), trainer.default_root_dir)
             saved = [os.path.join(folder, f"preempted-step={trainer.global_step:06d}.ckpt")]
             trainer.save_checkpoint(saved[0])

@@ -142,7 +142,7 @@ def write_texts(trainer: L.Trainer, name: str, parts: Mapping[str, str]) -> None
 
 
 def as_markdown(parts: Mapping[str, str]) -> str:
-    """Titles in bold, each over its text as it stands: indented, so that nothing in it counts as Markdown."""
+    """Titles in bold, each over its text, unchanged and indented, so that none of it counts as Markdown."""
     blocks = []
     for title, text in parts.items():
         lines = text.replace("\t", "    ").splitlines() or [""]

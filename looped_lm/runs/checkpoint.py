@@ -22,7 +22,7 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     """A checkpoint as plain data and tensors, on the CPU, after a check of every byte of it.
 
     Raises:
-        UserError: the file is no whole checkpoint of a LoopedLM.
+        UserError: the file is damaged, or not a checkpoint of a LoopedLM.
     """
     verify(path)
     return _read(path)
@@ -79,7 +79,7 @@ def look(path: str | Path) -> Stored:
     """What a checkpoint says of its run.
 
     Raises:
-        UserError: the file cannot be read, or is no checkpoint of a LoopedLM.
+        UserError: the file cannot be read, or is not a checkpoint of a LoopedLM.
     """
     checkpoint = _read(path, mmap=True)
     record = checkpoint.get("run_record")

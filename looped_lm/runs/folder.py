@@ -22,7 +22,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from looped_lm.common.errors import UserError
 from looped_lm.common.text import say
-from looped_lm.common.writing import PARTIAL
+from looped_lm.common.writing import PARTIAL, failing_with
 from looped_lm.runs.checkpoint import Stored, differences, in_folder, look, newest_whole
 from looped_lm.runs.lightning_internals import version_given, write_into
 from looped_lm.runs.rows import go_on_after
@@ -32,6 +32,7 @@ CHECKPOINTS = "checkpoints"
 LOCK_SECONDS = 10.0
 """How long a folder that is taken is waited for: workers of a killed process may outlive it by some seconds."""
 _LOCK, _OWNER = ".lock", ".owner"
+_MAKE_ROOM = "Make room, or see who may write there, and give the same command again."
 _VERSION = re.compile(r"version_(\d+)")
 #: Keys of a configuration that may differ between the parts of one run without changing it. The module compares its
 #: own hyperparameters.
@@ -132,8 +133,8 @@ class RunFolder:
         ckpt_path: a checkpoint to go on from.
 
     Raises:
-        UserError: both `resume` and `ckpt_path`; a folder to resume that is none, another run's, or has no whole
-            checkpoint; results of another run in the way; another process that writes into the folder.
+        UserError: both `resume` and `ckpt_path`; a folder to resume that does not exist, is another run's, or has no
+            whole checkpoint; results of another run in the way; another process that writes into the folder.
         UserError: the folder cannot be made or written to.
     """
 
@@ -218,16 +219,18 @@ class RunFolder:
                 self._take_fixed(fixed, stack)
             self.folder = self.folder or self._new()
             stack.enter_context(held(self.folder))
-            for checkpoints in (self.folder / CHECKPOINTS, *self._fixed):
-                clean(checkpoints)
-            # New ones of the same step can then take their names.
-            for path in self.damaged:
-                path.replace(path.with_name(f"{path.name}.damaged"))
+            with failing_with(_MAKE_ROOM, self.folder):
+                for checkpoints in (self.folder / CHECKPOINTS, *self._fixed):
+                    clean(checkpoints)
+                # New ones of the same step can then take their names.
+                for path in self.damaged:
+                    path.replace(path.with_name(f"{path.name}.damaged"))
         if self.folder is not None:
             for logger in self._loggers:
                 write_into(logger, self.folder.name)
                 if goes_on_there and self.checkpoint is not None:
-                    go_on_after(logger, self.checkpoint.step, self._trainer.is_global_zero)
+                    with failing_with(_MAKE_ROOM, logger.log_dir):
+                        go_on_after(logger, self.checkpoint.step, self._trainer.is_global_zero)
             for callback in self._free:
                 callback.dirpath = str(self.folder / CHECKPOINTS)
 

@@ -140,7 +140,7 @@ def save_now(saver: ModelCheckpoint, trainer: L.Trainer) -> str | None:
     `Trainer.save_checkpoint` would leave a file that the callback neither counts nor removes.
 
     Returns:
-        The path; None where the callback wants no checkpoint that is no better than those it has.
+        The path; None where the callback keeps those that it has.
     """
     if saver._last_global_step_saved != trainer.global_step:
         saver._save_topk_checkpoint(trainer, saver._monitor_candidates(trainer))

@@ -307,9 +307,13 @@ class LoopedLM(L.LightningModule):
 
     def configure_optimizers(self) -> dict[str, Any]:  # type: ignore[override]
         optimizer = self.optimizer_factory(self.parameter_groups())
-        steps = self.plan.steps
-        scheduler = LambdaLR(optimizer, lambda step: self.schedule.multiplier(min(step, steps), steps))
+        # A function of its own: the scheduler's state would hold the attributes of a method.
+        scheduler = LambdaLR(optimizer, lambda step: self._multiplier(step))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def _multiplier(self, step: int) -> float:
+        """Of the learning rates after `step` optimizer steps."""
+        return self.schedule.multiplier(min(step, self.plan.steps), self.plan.steps)
 
     # ---- Checkpoints --------------------------------------------------------------------------------------------
 
@@ -328,7 +332,7 @@ class LoopedLM(L.LightningModule):
             UserError: another architecture, or another class of optimizer to go on training with.
         """
         # load_from_checkpoint builds a module from the checkpoint's own hyperparameters, without a trainer.
-        recipe = changed_recipe(checkpoint, self) if is_attached(self) else []
+        recipe = changed_recipe(checkpoint, dict(self.hparams)) if is_attached(self) else []
         compare_tensors(checkpoint["state_dict"], self.state_dict())
         if not is_attached(self) or self.trainer.state.fn != "fit":
             return
@@ -341,4 +345,7 @@ class LoopedLM(L.LightningModule):
         self.due_validation.load(self.trainer, checkpoint)
         realign(checkpoint, self.trainer.accumulate_grad_batches, self.trainer.datamodule)  # type: ignore[attr-defined]
         if recipe:
-            use_own_recipe(checkpoint, self, recipe)
+            multiplier = self._multiplier(checkpoint["global_step"])
+            use_own_recipe(
+                checkpoint, recipe, self.configure_optimizers()["optimizer"], multiplier, self.trainer
+            )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import lightning as L
+from torch.optim import Optimizer
 
 from looped_lm.common.errors import UserError
 from looped_lm.common.text import say
@@ -13,9 +15,6 @@ from looped_lm.loop.recurrences import FixedRecurrences
 from looped_lm.loop.residual import PlainResidual
 from looped_lm.runs.checkpoint import Difference, differences
 from looped_lm.runs.lightning_internals import batches_begun, start_without_steps, validate_now
-
-if TYPE_CHECKING:
-    from looped_lm.training.lightning_module import LoopedLM
 
 VALIDATED_AT = "validated_at_step"
 """Key of a checkpoint under which the step of its run's last finished validation is written."""
@@ -40,13 +39,13 @@ BEFORE = {
 }
 
 
-def changed_recipe(checkpoint: dict[str, Any], module: LoopedLM) -> list[Difference]:
-    """How the way of training differs from the checkpoint's.
+def changed_recipe(checkpoint: dict[str, Any], hparams: Mapping[str, Any]) -> list[Difference]:
+    """How the way of training that `hparams` describe differs from the checkpoint's.
 
     Raises:
         UserError: the model differs, too; every difference is named.
     """
-    changed = differences({**BEFORE, **checkpoint["hyper_parameters"]}, dict(module.hparams))
+    changed = differences({**BEFORE, **checkpoint["hyper_parameters"]}, hparams)
     recipe = [d for d in changed if d.key.split(".")[0] in RECIPE]
     if len(recipe) < len(changed):
         raise UserError(
@@ -58,8 +57,21 @@ def changed_recipe(checkpoint: dict[str, Any], module: LoopedLM) -> list[Differe
     return recipe
 
 
-def use_own_recipe(checkpoint: dict[str, Any], module: LoopedLM, recipe: list[Difference]) -> None:
+def use_own_recipe(
+    checkpoint: dict[str, Any],
+    recipe: list[Difference],
+    own: Optimizer,
+    multiplier: float,
+    trainer: L.Trainer,
+) -> None:
     """Say what changed, and put the module's rates and optimizer options into the checkpoint's states.
+
+    Args:
+        checkpoint: as loaded; changed in place.
+        recipe: how it differs from the module.
+        own: optimizer of the module, which has not stepped.
+        multiplier: of the module's schedule at the checkpoint's step.
+        trainer: of the run that goes on.
 
     Raises:
         UserError: the optimizer is of another class, which has no use for the state.
@@ -67,17 +79,15 @@ def use_own_recipe(checkpoint: dict[str, Any], module: LoopedLM, recipe: list[Di
     if any(d.key == "optimizer.class_path" for d in recipe):
         raise UserError(f"The checkpoint's optimizer state is another class's:\n  {recipe[0]}")
     listing = "\n".join(f"  {d}" for d in recipe)
-    say(module.trainer, f"The recipe differs from the checkpoint's; the one given here is used:\n{listing}")
-    groups = module.configure_optimizers()["optimizer"].param_groups
-    steps = module.plan.steps
-    multiplier = module.schedule.multiplier(min(checkpoint["global_step"], steps), steps)
+    say(trainer, f"The recipe differs from the checkpoint's; the one given here is used:\n{listing}")
+    groups = own.param_groups
     for state in checkpoint["optimizer_states"]:
-        for saved, own in zip(state["param_groups"], groups, strict=True):
-            saved.update({k: v for k, v in own.items() if k not in ("params", "initial_norms")})
-            saved["lr"] = own["initial_lr"] * multiplier
+        for saved, group in zip(state["param_groups"], groups, strict=True):
+            saved.update({k: v for k, v in group.items() if k not in ("params", "initial_norms")})
+            saved["lr"] = group["initial_lr"] * multiplier
     for state in checkpoint["lr_schedulers"]:
-        state["base_lrs"] = [own["initial_lr"] for own in groups]
-        state["_last_lr"] = [own["initial_lr"] * multiplier for own in groups]
+        state["base_lrs"] = [group["initial_lr"] for group in groups]
+        state["_last_lr"] = [group["initial_lr"] * multiplier for group in groups]
 
 
 class DueValidation:
