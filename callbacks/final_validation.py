@@ -21,9 +21,7 @@ class FinalValidation(L.Callback):
         if is_over(trainer):
             self._use_all_rows(trainer)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         if is_over(trainer):
             # Lightning validates once more when it is told to stop.
             trainer.should_stop = True

@@ -94,9 +94,7 @@ class Preemption(L.Callback):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._restore()
 
-    def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
-    ) -> None:
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         self._restore()
 
     # ---- Stopping -------------------------------------------------------------------------------------------------
@@ -116,9 +114,7 @@ class Preemption(L.Callback):
         if pl_module.ends_step(batch_idx) and self._agree():
             self._save(trainer)
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         # Not where it was saved: Lightning logs the step's metrics after that.
         if self._agreed:
             raise self._preempted(trainer)

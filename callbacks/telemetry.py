@@ -1,4 +1,4 @@
-"""What reaches the loggers: values at logging steps, images and texts; and the base of callbacks that take values."""
+"""What reaches the loggers: values at logging steps, in groups of curves, images and texts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ class Telemetry(L.Callback):
 
     def is_wanted(self, trainer: L.Trainer, pl_module: LoopedLM) -> bool:
         """Whether the optimizer step under way is a logging step, and this process has loggers to write to."""
-        return _writes(trainer) and pl_module.logs_step(trainer.global_step + 1)
+        writes = bool(trainer.loggers) and trainer.is_global_zero
+        return writes and pl_module.logs_step(trainer.global_step + 1)
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: LoopedLM, optimizer: Optimizer) -> None:
         # Asked before the step, as the module does that logs the loss: a stop that is decided later logs none.
@@ -55,17 +56,49 @@ class Telemetry(L.Callback):
         if self._due:
             self._values = self.before_step(trainer, pl_module, optimizer)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: LoopedLM, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: LoopedLM, *_: Any) -> None:
         if self._due:
             self._due = False
             write_scalars(trainer, {**self._values, **self.after_step(trainer, pl_module)})
             self._values = {}
 
 
-def _writes(trainer: L.Trainer) -> bool:
-    return bool(trainer.loggers) and trainer.is_global_zero
+class TensorBoardLayout(L.Callback):
+    """Groups the curves of loggers that have a custom layout (TensorBoard): loss, optimizer, recurrences, cost, speed.
+
+    Every callback says by a method `charts(trainer, pl_module) -> Charts` what it will log and how that belongs
+    together, so a callback of your own has its place, too. Charts are told by patterns and not by lists of tags:
+    TensorBoard joins the layouts of all runs that it shows, and runs with other recurrences or roles then share charts.
+    """
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
+        if not trainer.is_global_zero:
+            return
+        layout = as_layout(self.collect(trainer, pl_module))
+        for writer in map(writer_of, trainer.loggers):
+            if hasattr(writer, "add_custom_scalars"):
+                writer.add_custom_scalars(layout)
+
+    @staticmethod
+    def collect(trainer: L.Trainer, pl_module: LoopedLM) -> Charts:
+        """Charts of the module and of all callbacks that have some."""
+        groups: Charts = {"loss": {"loss by step": ["train/loss", "val/loss"]}}
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            of_callback = getattr(callback, "charts", None)
+            for group, charts in (of_callback(trainer, pl_module) if of_callback else {}).items():
+                groups.setdefault(group, {}).update(charts)
+        groups["loss"]["perplexity"] = ["val/perplexity"]
+        if pl_module.recurrences.varies:
+            groups.setdefault("recurrences", {})["recurrences of the step"] = ["train/recurrences"]
+        return groups
+
+
+def as_layout(groups: Charts) -> dict[str, dict[str, list]]:
+    """Charts in the form of `SummaryWriter.add_custom_scalars`, whose patterns match beginnings of tags."""
+    return {
+        group: {title: ["Multiline", [f"{tag}$" for tag in tags]] for title, tags in charts.items()}
+        for group, charts in groups.items()
+    }
 
 
 def needed(trainer: L.Trainer, kind: type[Kind], by: L.Callback) -> Kind:

@@ -87,6 +87,6 @@ def failing_with(way_out: str, path: str | Path) -> Iterator[None]:
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, OSError):
             cause = cause.__cause__ or cause.__context__
-        if cause is None:
+        if cause is None or isinstance(error, UserError):
             raise
         raise UserError(f"{path} could not be written ({cause.strerror or cause}). {way_out}") from error
