@@ -9,17 +9,16 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
-from torch import Tensor
 
-from callbacks.checkpoint_io import mend_record
-from callbacks.validating import is_over
+from callbacks.final_validation import is_over
 from looped_lm import LoopedLM
 from looped_lm.common.errors import UserError
 from looped_lm.runs.checkpoint import Stored, in_folder
+from looped_lm.runs.checkpoint_io import mend_record
+from looped_lm.runs.lightning_internals import NewestCheckpoints, batches_begun
 
 
-class Checkpoints(ModelCheckpoint):
+class Checkpoints(NewestCheckpoints):
     """Writes the run's state after every validation and every `every_n_steps` steps, and keeps the newest.
 
     An old checkpoint is removed when the new one is on the disk. After a resume those in the folder count as well,
@@ -67,35 +66,8 @@ class Checkpoints(ModelCheckpoint):
             return False
         return trainer.global_step % self.every_n_steps == 0 and not self._validation_follows(trainer)
 
-    def save(self, trainer: L.Trainer) -> None:
-        """Write the state as it is, unless that was done at this step."""
-        if not self._should_skip_saving_checkpoint(trainer):
-            self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
-
-    def _save_topk_checkpoint(self, trainer: L.Trainer, monitor_candidates: dict[str, Tensor]) -> None:
-        path = self.format_checkpoint_name(monitor_candidates)
-        if path in self.best_k_models:
-            # This run's own of this step, from before the validation that has come since.
-            self._save_checkpoint(trainer, path)
-        else:
-            super()._save_topk_checkpoint(trainer, monitor_candidates)
-
-    def _should_remove_checkpoint(self, trainer: L.Trainer, previous: str, current: str) -> bool:
-        # Lightning keeps the one that was resumed from; here it is one of the run's own like any other.
-        return previous != current
-
-    def _save_checkpoint(self, trainer: L.Trainer, filepath: str) -> None:
-        # A run that goes on from here logs no step before it again: what loggers hold back must not go with a kill.
-        for logger in trainer.loggers:
-            logger.save()
-        super()._save_checkpoint(trainer, filepath)
-
     def _validation_follows(self, trainer: L.Trainer) -> bool:
-        batches = trainer.fit_loop.epoch_loop.total_batch_idx + 1
-        return is_over(trainer) or batches % trainer.val_check_batch == 0  # type: ignore[operator]
-
-    def _monitor_candidates(self, trainer: L.Trainer) -> dict[str, Tensor]:
-        return {**super()._monitor_candidates(trainer), "step": torch.tensor(trainer.global_step)}
+        return is_over(trainer) or batches_begun(trainer) % trainer.val_check_batch == 0  # type: ignore[operator]
 
     def _is_own(self, stored: Stored) -> bool:
         name = Path(self.format_checkpoint_name({"step": torch.tensor(stored.step)})).stem

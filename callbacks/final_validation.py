@@ -1,4 +1,4 @@
-"""A validation over all held-out rows at the end of training."""
+"""Validations of a training run: which ones count, and the last one, over all held-out rows."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import Any
 
 import lightning as L
 
-from callbacks.validating import is_over
-from looped_lm import LoopedLM
+from looped_lm.runs.lightning_internals import reload_validation_data
 
 
 class FinalValidation(L.Callback):
@@ -17,24 +16,29 @@ class FinalValidation(L.Callback):
         if hasattr(trainer.datamodule, "full_validation"):  # type: ignore[attr-defined]
             trainer.datamodule.full_validation = False  # type: ignore[attr-defined]
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """A run that stopped before its final validation has just that left; the module makes up for it."""
-        if pl_module.due_validation.only_final_left:
-            pl_module.due_validation.restore_limit(trainer)
+        if is_over(trainer):
             self._use_all_rows(trainer)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if not is_over(trainer):
-            return
-        # Lightning validates once more when it is told to stop.
-        trainer.should_stop = True
-        self._use_all_rows(trainer)
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
+        if is_over(trainer):
+            # Lightning validates once more when it is told to stop.
+            trainer.should_stop = True
+            self._use_all_rows(trainer)
 
     @staticmethod
     def _use_all_rows(trainer: L.Trainer) -> None:
         if hasattr(trainer.datamodule, "full_validation"):  # type: ignore[attr-defined]
             trainer.datamodule.full_validation = True  # type: ignore[attr-defined]
-            # It keeps the loader of the first validation otherwise.
-            trainer.fit_loop.epoch_loop.val_loop._combined_loader = None
+            reload_validation_data(trainer)
+
+
+def in_training(trainer: L.Trainer) -> bool:
+    """Whether what runs belongs to `fit` and is not Lightning's sanity check before it."""
+    return trainer.state.fn == "fit" and not trainer.sanity_checking
+
+
+def is_over(trainer: L.Trainer) -> bool:
+    """Whether no further step follows: the last one is done, or the run is told to stop."""
+    return trainer.should_stop or 0 < trainer.max_steps <= trainer.global_step

@@ -6,13 +6,12 @@ import time
 from typing import Any
 
 import lightning as L
-import torch
 from lightning.fabric.utilities.throughput import get_available_flops
 
-from callbacks.layout import Charts
-from callbacks.scalars import write_scalars
+from callbacks.telemetry import Charts, write_scalars
 from looped_lm import LoopedLM
 from looped_lm.common.errors import UserError
+from looped_lm.training.devices import compute_dtype
 
 
 class FlopsMonitor(L.Callback):
@@ -77,9 +76,7 @@ class FlopsMonitor(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._validated = True
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         if self._validated:
             # Now and not at the validation's end, where other callbacks save, draw and write texts.
             self._validated = False
@@ -120,25 +117,3 @@ class FlopsMonitor(L.Callback):
             values["speed/mfu"] = flops_per_second / (self.peak_flops * trainer.world_size)
         write_scalars(trainer, values)
         self._restart_clock()
-
-
-def compute_dtype(precision: str) -> torch.dtype:
-    """Type in which matrix products run under a Trainer's precision."""
-    if "bf16" in precision:
-        return torch.bfloat16
-    return torch.float16 if "16" in precision else torch.float32
-
-
-def flops_monitor(trainer: L.Trainer, needed_by: str) -> FlopsMonitor:
-    """The trainer's FlopsMonitor.
-
-    Raises:
-        UserError: there is none.
-    """
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, FlopsMonitor):
-            return callback
-    raise UserError(
-        f"{needed_by} needs callbacks.FlopsMonitor, and trainer.callbacks has none. A config that sets "
-        "`trainer.callbacks` replaces the list of base.yaml; `trainer.callbacks+` appends to it."
-    )

@@ -15,6 +15,7 @@ from callbacks.flops import FlopsMonitor
 from looped_lm import LoopedLM
 from looped_lm.common.errors import UserError
 from looped_lm.common.text import say
+from looped_lm.runs.lightning_internals import take_steps_back
 
 MEDIAN_OF = 50
 """Logged training losses that the median of an explosion is taken of."""
@@ -131,13 +132,8 @@ class DivergenceGuard(L.Callback):
         scaler = checkpoint.get(trainer.precision_plugin.__class__.__qualname__)
         if scaler:
             trainer.precision_plugin.load_state_dict(scaler)
-        # The steps' counters go back, those of batches do not: they say which rows come next.
-        loop, saved = trainer.fit_loop.epoch_loop, checkpoint["loops"]["fit_loop"]
-        loop.automatic_optimization.optim_progress.load_state_dict(
-            saved["epoch_loop.automatic_optimization.optim_progress"]
-        )
-        loop.scheduler_progress.load_state_dict(saved["epoch_loop.scheduler_progress"])
-        loop._batches_that_stepped = saved["epoch_loop.state_dict"]["_batches_that_stepped"]
+        # Those of batches say which rows come next.
+        take_steps_back(trainer, checkpoint)
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             state = checkpoint["callbacks"].get(callback.state_key)
             if isinstance(callback, FlopsMonitor) and state is not None:

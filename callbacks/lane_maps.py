@@ -8,8 +8,8 @@ import lightning as L
 import numpy as np
 import torch
 
-from callbacks.media import takes_images, write_image
-from callbacks.validating import in_training
+from callbacks.final_validation import in_training
+from callbacks.telemetry import takes_images, write_image
 from looped_lm import LoopedLM
 
 #: Validations that a picture shows at most; from there on every second one of the earlier ones.

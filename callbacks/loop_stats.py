@@ -1,22 +1,23 @@
-"""What happens to the state from one recurrence to the next."""
+"""What the recurrences do: to the state, and for the gradient."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import lightning as L
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
 
-from callbacks.layout import Charts
-from callbacks.scalars import write_scalars
+from callbacks.telemetry import Charts, Telemetry, Values
 from looped_lm import LoopedLM
 from looped_lm.common.errors import UserError
 
 
-class LoopStats(L.Callback):
+class LoopStats(Telemetry):
     """Writes how the state develops over the recurrences, and how the lanes mix it, to the loggers at logging steps.
 
     With s the state after recurrence i (all lanes of it) and s' the one after recurrence i-1:
@@ -41,7 +42,7 @@ class LoopStats(L.Callback):
         if rows < 1:
             raise UserError(f"rows is {rows}; LoopStats must look at least at 1 row of the micro-batch.")
         self.rows = rows
-        self._values: dict[str, Tensor] = {}
+        self._seen: dict[str, Tensor] = {}
         self._previous: tuple[Tensor, Tensor] | None = None
 
     def charts(self, trainer: L.Trainer, pl_module: LoopedLM) -> Charts:
@@ -56,9 +57,8 @@ class LoopStats(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: LoopedLM, batch: Any, batch_idx: int
     ) -> None:
-        wanted = trainer.loggers and trainer.is_global_zero and pl_module.ends_step(batch_idx)
-        if wanted and pl_module.logs_step(trainer.global_step + 1):
-            self._values, self._previous = {}, None
+        if pl_module.ends_step(batch_idx) and self.is_wanted(trainer, pl_module):
+            self._seen, self._previous = {}, None
             pl_module.model.observer = self._observe
 
     def on_before_backward(self, trainer: L.Trainer, pl_module: LoopedLM, loss: Tensor) -> None:
@@ -72,13 +72,13 @@ class LoopStats(L.Callback):
         if sample is None:
             return
         size = torch.linalg.vector_norm(sample)
-        self._values[f"loop/state_norm_{i}"] = size / sample.numel() ** 0.5
+        self._seen[f"loop/state_norm_{i}"] = size / sample.numel() ** 0.5
         before, self._previous = self._previous, (sample, size)
         # A state may grow with the recurrences; then there is nothing to compare.
         if before is not None and before[0].shape == sample.shape:
             previous, its_size = before
-            self._values[f"loop/cosine_{i}"] = torch.dot(sample, previous) / (size * its_size)
-            self._values[f"loop/change_{i}"] = torch.linalg.vector_norm(sample - previous) / its_size
+            self._seen[f"loop/cosine_{i}"] = torch.dot(sample, previous) / (size * its_size)
+            self._seen[f"loop/change_{i}"] = torch.linalg.vector_norm(sample - previous) / its_size
 
     def _sample(self, state: Any) -> Tensor | None:
         """The first rows of every tensor (..,B,T,d) of a state of any form, as one vector of at least fp32."""
@@ -88,20 +88,92 @@ class LoopStats(L.Callback):
         # Concatenation copies, so the state itself is not kept.
         return torch.cat(wide) if wide else None
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: LoopedLM, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if not self._values:
-            return
-        values: dict[str, Tensor | float] = {**self._values}
-        self._values = {}
+    def after_step(self, trainer: L.Trainer, pl_module: LoopedLM) -> Values:
+        if not self._seen:
+            return {}
+        values: dict[str, Tensor | float] = {**self._seen}
+        self._seen = {}
         with torch.no_grad():
             mixing = pl_module.model.lanes.mixing_matrices()
         if mixing is not None:
             # On the host: the decomposition of such small matrices waits for an accelerator more than once.
             for i, matrix in enumerate(mixing.double().cpu().numpy()):
                 values[f"loop/mixing_{i}"] = largest_singular_value(matrix)
-        write_scalars(trainer, values)
+        return values
+
+
+class GradientShare(Telemetry):
+    """Writes `loop/grad_share_<i>`, the share of recurrence i in the gradient, to the loggers at logging steps.
+
+    With y_i the block's normalised output in recurrence i, which the lanes take in, and L the loss of the step:
+    share_i = ‖∂L/∂y_i‖ / sum_j ‖∂L/∂y_j‖. ∂L/∂y_i is all of the gradient that reaches the block's parameters by way of
+    recurrence i; the outputs of all recurrences have the same scale, that of the norm's weight, so these gradients
+    compare. Recurrences that run forward only (truncated BPTT) have the share 0; shares sum to 1. It is not the
+    norm of the parameters' own gradient per recurrence, which would take a backward pass for each.
+
+    Norms are over the tokens of all micro-batches of the step, on rank zero. A recurrence that did not run is not
+    logged. Nothing waits for the device before the step has ended.
+    """
+
+    shown = {"recurrences": {"share of the gradient": [r"loop/grad_share_\d+"]}}
+
+    def __init__(self) -> None:
+        self._step: int | None = None
+        self._wanted = False
+        self._ran = 0
+        self._handle: RemovableHandle | None = None
+        #: ‖∂L/∂y_i‖² so far; None: no gradient has come to recurrence i.
+        self._squares: list[Tensor | None] = []
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
+        self._step = None
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: LoopedLM, *_: Any) -> None:
+        if self._step != trainer.global_step:
+            self._step, self._squares = trainer.global_step, []
+            self._wanted = self.is_wanted(trainer, pl_module)
+        if self._wanted:
+            self._ran = 0
+            self._handle = pl_module.model.norm_recur.register_forward_hook(self._watch)
+
+    def on_before_backward(self, trainer: L.Trainer, pl_module: LoopedLM, loss: Tensor) -> None:
+        # Before it: recurrences that are computed again in the backward pass must not be counted twice.
+        self._release()
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def _watch(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
+        i, self._ran = self._ran, self._ran + 1
+        if i == len(self._squares):
+            self._squares.append(None)
+        if output.requires_grad:
+            output.register_hook(partial(self._add, i))
+
+    @torch.no_grad()
+    def _add(self, i: int, gradient: Tensor) -> None:
+        dtype = torch.promote_types(gradient.dtype, torch.float32)
+        square = torch.linalg.vector_norm(gradient, dtype=dtype).square()
+        before = self._squares[i]
+        self._squares[i] = square if before is None else before + square
+
+    def after_step(self, trainer: L.Trainer, pl_module: LoopedLM) -> Values:
+        # Emptied: a run that goes back comes by the same step again.
+        squares, self._squares = self._squares, []
+        reached = [s for s in squares if s is not None]
+        if not reached:
+            return {}
+        norms = torch.stack(reached).sqrt()
+        shares = iter(norms / norms.sum())
+        return {
+            f"loop/grad_share_{i}": 0.0 if square is None else next(shares)
+            for i, square in enumerate(squares)
+        }
 
 
 def largest_singular_value(matrix: np.ndarray) -> float:

@@ -8,10 +8,9 @@ import lightning as L
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from callbacks.flops import flops_monitor
-from callbacks.layout import Charts
-from callbacks.scalars import write_scalars
-from callbacks.validating import in_training
+from callbacks.final_validation import in_training
+from callbacks.flops import FlopsMonitor
+from callbacks.telemetry import Telemetry, Values, needed, write_scalars
 from looped_lm import LoopedLM
 from looped_lm.common.errors import UserError
 
@@ -24,7 +23,7 @@ KEPT_POINTS = 1000
 Point = tuple[float, float, float]
 
 
-class LossCurves(L.Callback):
+class LossCurves(Telemetry):
     """Writes training and validation loss against what they cost: tokens, and training FLOPs (convention `paper`).
 
     TensorBoard has one x axis, the step. There `by_tokens/train_loss` and `by_tokens/val_loss` have tokens in the place
@@ -32,8 +31,8 @@ class LossCurves(L.Callback):
     (CSV, W&B and others) get `by_cost/train_loss` or `by_cost/val_loss` under the step as usual, in one row with
     `by_cost/tokens` and `by_cost/flops`, any of which can be an axis.
 
-    A resumed run writes its curves anew from the checkpoint: readers of TensorBoard's files drop what lies beyond the
-    step of the resume, and tokens and FLOPs do.
+    A resumed run writes its curves anew from the checkpoint: readers of TensorBoard's files drop what is beyond the
+    step of the resume, as counts of tokens and FLOPs are.
 
     It belongs after `FlopsMonitor` in the list of callbacks, which does the counting.
 
@@ -41,15 +40,22 @@ class LossCurves(L.Callback):
         UserError: there is no FlopsMonitor before it.
     """
 
+    shown = {
+        "loss": {
+            "loss by tokens": ["by_tokens/(train|val)_loss"],
+            "loss by MFLOPs": ["by_mflops/(train|val)_loss"],
+        }
+    }
+
     def __init__(self) -> None:
         self._points: dict[str, list[Point]] = {"train": [], "val": []}
-        self._due = self._resumed = False
+        self._resumed = False
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage != "fit":
             return
         order: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        self._monitor = flops_monitor(trainer, needed_by="callbacks.LossCurves")
+        self._monitor = needed(trainer, FlopsMonitor, by=self)
         if order.index(self._monitor) > order.index(self):
             raise UserError(
                 "callbacks.LossCurves stands before callbacks.FlopsMonitor in trainer.callbacks and would see the "
@@ -63,11 +69,6 @@ class LossCurves(L.Callback):
         self._points = {name: [tuple(p) for p in state_dict[name].tolist()] for name in self._points}
         self._resumed = True
 
-    def charts(self, trainer: L.Trainer, pl_module: LoopedLM) -> Charts:
-        """What is written, for `TensorBoardLayout`."""
-        curves = {f"loss by {unit}": f"by_{unit.lower()}/(train|val)_loss" for unit in ("tokens", "MFLOPs")}
-        return {"loss": {title: [tags] for title, tags in curves.items()}}
-
     def on_train_start(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
         if not self._resumed:
             self._points = {"train": [], "val": []}
@@ -79,16 +80,10 @@ class LossCurves(L.Callback):
                             _draw(logger, name, point)
         self._resumed = False
 
-    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: LoopedLM, optimizer: Any) -> None:
-        # Asked before the step, as the module does that logs the loss: a stop that is decided later logs none.
-        self._due = pl_module.logs_step(trainer.global_step + 1)
-
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: LoopedLM, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        due, self._due = self._due, False
-        if due and trainer.loggers and "train/loss" in trainer.callback_metrics:
+    def after_step(self, trainer: L.Trainer, pl_module: LoopedLM) -> Values:
+        if trainer.loggers and "train/loss" in trainer.callback_metrics:
             self._write(trainer, "train", float(trainer.callback_metrics["train/loss"]))
+        return {}
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
         if in_training(trainer) and trainer.loggers:

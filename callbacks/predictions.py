@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 from torch import Tensor
 
 from looped_lm import LoopedLM
+from looped_lm.common.writing import failing_with
 
 
 class PredictionWriter(BasePredictionWriter):
@@ -19,6 +20,9 @@ class PredictionWriter(BasePredictionWriter):
 
     Each line holds `loss` (mean over the row), `token_losses` and the `recurrences` they were computed with. Every
     process writes a file of its own.
+
+    Raises:
+        UserError: the file is there already, or cannot be written.
     """
 
     def __init__(self) -> None:
@@ -27,11 +31,12 @@ class PredictionWriter(BasePredictionWriter):
 
     def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         folder = Path(trainer.log_dir or trainer.default_root_dir)
-        folder.mkdir(parents=True, exist_ok=True)
         suffix = "" if trainer.world_size == 1 else f"-rank{trainer.global_rank}"
         self._path = folder / f"predictions{suffix}.jsonl"
-        # "x", and before any work: a result of an earlier call is never overwritten.
-        self._file = self._path.open("x")
+        with failing_with("Name another folder with the logger's save_dir, or make room.", self._path):
+            folder.mkdir(parents=True, exist_ok=True)
+            # "x", and before any work: a result of an earlier call is never overwritten.
+            self._file = self._path.open("x")
         self._rows = 0
 
     def write_on_batch_end(

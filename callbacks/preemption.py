@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
-import threading
-from types import FrameType
+from contextlib import ExitStack
 from typing import Any
 
 import lightning as L
@@ -15,9 +14,15 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
-from callbacks.validating import in_training
+from callbacks.final_validation import in_training
 from looped_lm import LoopedLM
-from looped_lm.runs.preemption import SIGNALS, Preempted, act_by_default
+from looped_lm.runs.lightning_internals import (
+    cluster_environment,
+    leave_signals_alone,
+    save_now,
+    take_sigterm,
+)
+from looped_lm.runs.preemption import SIGNALS, Preempted, answered
 
 
 class Preemption(L.Callback):
@@ -35,8 +40,7 @@ class Preemption(L.Callback):
         self._received = 0
         self._agreed = 0
         self._checkpoint: str | None = None
-        self._before: dict[int, Any] = {}
-        self._owner = 0
+        self._answering = ExitStack()
         self._started_at = 0
         self._group: Any = None
         self._common_val_batches = 0.0
@@ -55,31 +59,24 @@ class Preemption(L.Callback):
         trainer.callbacks = [c for c in trainer.callbacks if c is not self] + [self]  # type: ignore[attr-defined]
         self._received = self._agreed = 0
         self._checkpoint = None
-        # Not the strategy's: that of a single device has none.
-        environment = trainer._accelerator_connector.cluster_environment
+        environment = cluster_environment(trainer)
         if isinstance(environment, SLURMEnvironment):
             environment.auto_requeue = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+        leave_signals_alone(trainer)
         self._started_at = trainer.global_step
         if trainer.world_size > 1:
             # On the host: a collective on devices would wait for all that is queued there.
             self._group = dist.new_group(backend="gloo")
-        if threading.current_thread() is threading.main_thread():
-            self._owner = os.getpid()
-            self._before = {s: signal.signal(s, self._note) for s in SIGNALS}
-        if trainer.received_sigterm:
+        self._answering.enter_context(answered(SIGNALS, self._note))
+        if take_sigterm(trainer):
             # It came since Lightning's handlers were installed, a moment ago.
-            trainer._signal_connector.received_sigterm = False
             self._received = signal.SIGTERM
         if self._agree():
             raise self._preempted(trainer)
 
-    def _note(self, signum: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._owner:
-            act_by_default(signum)
-            return
+    def _note(self, signum: int) -> None:
         self._received = self._received or signum
         again = ""
         if signum == signal.SIGINT:
@@ -89,9 +86,7 @@ class Preemption(L.Callback):
         os.write(2, f"\n{signal.Signals(signum).name}: saving at the end of this step{again}.\n".encode())
 
     def _restore(self) -> None:
-        for signum, handler in self._before.items():
-            signal.signal(signum, handler)
-        self._before = {}
+        self._answering.close()
         if self._group is not None and dist.is_initialized():
             dist.destroy_process_group(self._group)
         self._group = None
@@ -99,9 +94,7 @@ class Preemption(L.Callback):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._restore()
 
-    def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
-    ) -> None:
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         self._restore()
 
     # ---- Stopping -------------------------------------------------------------------------------------------------
@@ -121,9 +114,7 @@ class Preemption(L.Callback):
         if pl_module.ends_step(batch_idx) and self._agree():
             self._save(trainer)
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         # Not where it was saved: Lightning logs the step's metrics after that.
         if self._agreed:
             raise self._preempted(trainer)
@@ -167,13 +158,9 @@ class Preemption(L.Callback):
         if trainer.fast_dev_run or nothing_new:  # type: ignore[attr-defined]
             return
         savers = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
-        for saver in savers:
-            # As one of its own: it counts among those it keeps, and goes when its time has come.
-            if saver._last_global_step_saved != trainer.global_step:
-                saver._save_topk_checkpoint(trainer, saver._monitor_candidates(trainer))
-        saved = [c._last_checkpoint_saved for c in savers if c._last_global_step_saved == trainer.global_step]
+        saved = [path for path in [save_now(saver, trainer) for saver in savers] if path]
         if not saved:
-            # None is there, or none wants a checkpoint that is no better than those it has.
+            # There is no such callback, or each keeps the checkpoints that it has.
             folder = next((c.dirpath for c in savers if c.dirpath), trainer.default_root_dir)
             saved = [os.path.join(folder, f"preempted-step={trainer.global_step:06d}.ckpt")]
             trainer.save_checkpoint(saved[0])

@@ -8,8 +8,10 @@ import lightning as L
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
-from callbacks.flops import flops_monitor
+from callbacks.flops import FlopsMonitor
+from callbacks.telemetry import needed
 from looped_lm import LoopedLM
+from looped_lm.runs.lightning_internals import validation_progress
 
 
 class StepProgressBar(TQDMProgressBar):
@@ -31,7 +33,7 @@ class StepProgressBar(TQDMProgressBar):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
         super().on_train_start(trainer, pl_module)
-        self._monitor = flops_monitor(trainer, needed_by="callbacks.StepProgressBar")
+        self._monitor = needed(trainer, FlopsMonitor, by=self)
         self._tokens_before = self._monitor.tokens
         self._planned_flops = trainer.max_steps * pl_module.batch_tokens * pl_module.flops_per_token
         # Here and not at the epoch's start, which Lightning leaves out after a resume.
@@ -49,8 +51,7 @@ class StepProgressBar(TQDMProgressBar):
     def on_validation_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         super().on_validation_batch_end(trainer, *args, **kwargs)
         if trainer.state.fn == "fit" and not self.is_disabled:
-            loop = trainer.fit_loop.epoch_loop.val_loop
-            done, total = loop.batch_progress.current.ready, sum(loop.max_batches)
+            done, total = validation_progress(trainer)
             self.train_progress_bar.set_description(
                 "training" if done >= total else f"validating {done}/{total}"
             )

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import datetime
 import math
-import platform
 import subprocess
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-import torch
 
 import looped_lm
-from callbacks.checkpoint_io import CHECKPOINT_KEY, RecordingCheckpointIO, mend_record
-from callbacks.flops import flops_monitor
+from callbacks.final_validation import in_training
+from callbacks.flops import FlopsMonitor
 from callbacks.guard import rollbacks
 from callbacks.preemption import Preemption
-from callbacks.validating import in_training
+from callbacks.telemetry import needed
 from fitting.records import RECORD_SUFFIX, RunRecord
 from looped_lm import LoopedLM
 from looped_lm.common.errors import UserError
 from looped_lm.runs.checkpoint import Stored
+from looped_lm.runs.checkpoint_io import RECORD_KEY, RecordingCheckpointIO, mend_record
 from looped_lm.runs.preemption import Preempted
-from looped_lm.training.description import describe
+from looped_lm.training.description import run_record as describe
+from looped_lm.training.devices import hardware
 
 
 class RunRecordWriter(L.Callback):
@@ -41,7 +40,7 @@ class RunRecordWriter(L.Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit" and not isinstance(trainer.strategy.checkpoint_io, RecordingCheckpointIO):
-            flops_monitor(trainer, needed_by="callbacks.RunRecordWriter")
+            needed(trainer, FlopsMonitor, by=self)
             if trainer.limit_val_batches == 0:
                 raise UserError(
                     "trainer.limit_val_batches is 0: without validation a run has no loss to record."
@@ -68,7 +67,7 @@ class RunRecordWriter(L.Callback):
         self._validation = {"val_loss": loss, "val_tokens": tokens, "val_step": trainer.global_step}
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: LoopedLM, checkpoint: dict[str, Any]) -> None:
-        checkpoint[CHECKPOINT_KEY] = self.record(trainer, pl_module).to_dict()
+        checkpoint[RECORD_KEY] = self.record(trainer, pl_module).to_dict()
 
     def on_exception(self, trainer: L.Trainer, pl_module: LoopedLM, exception: BaseException) -> None:
         if isinstance(exception, Preempted):
@@ -99,55 +98,33 @@ class RunRecordWriter(L.Callback):
             if why := next((c.reason for c in trainer.callbacks if isinstance(c, Preemption)), None):  # type: ignore[attr-defined]
                 reason = f"{why} {reason}" if reason else None
         data = trainer.datamodule  # type: ignore[attr-defined]
-        monitor = flops_monitor(trainer, needed_by="callbacks.RunRecordWriter")
+        monitor = needed(trainer, FlopsMonitor, by=self)
         flops_per_token = pl_module.flops_per_token
         if pl_module.recurrences.varies and monitor.tokens:
             # Of the steps taken: fewer than planned, or some with other batches before a resume, have another mean.
             flops_per_token = monitor.flops / monitor.tokens
-        provenance = pl_module.provenance
-        return RunRecord(
-            schema_version=RunRecord.SCHEMA_VERSION,
-            run_name=provenance.get("run_name") or "run",
-            seed=int(provenance.get("seed") or torch.initial_seed() % 2**32),
+        return describe(
+            pl_module,
             code_version=code_version(),
-            created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             status=status,
             stop_reason=reason,
             data_manifest_hash=getattr(data, "manifest_hash", None),
             tokenizer=getattr(data, "tokenizer_name", None),
             unique_tokens=getattr(data, "unique_tokens", None),
-            **describe(pl_module),
             steps=steps,
             steps_planned=planned,
             tokens=monitor.tokens,
             tokens_target=pl_module.plan.tokens,
             flops_per_token=flops_per_token,
             training_flops=monitor.flops,
-            flops_convention="paper",
             flops_budget=pl_module.plan.flops_budget,
             **self._validation,
             wall_seconds=monitor.wall_seconds,
-            hardware=hardware(trainer),
+            hardware=hardware(trainer.strategy.root_device),
             precision=str(trainer.precision),
             world_size=trainer.world_size,
             rollbacks=rollbacks(trainer),
-            config=provenance.get("config"),
         )
-
-
-def run_record(trainer: L.Trainer, needed_by: str) -> RunRecord:
-    """The record of the trainer's run as it stands.
-
-    Raises:
-        UserError: the trainer has no RunRecordWriter.
-    """
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, RunRecordWriter):
-            return callback.record(trainer, trainer.lightning_module)
-    raise UserError(
-        f"{needed_by} needs callbacks.RunRecordWriter, and trainer.callbacks has none. A config that sets "
-        "`trainer.callbacks` replaces the list of base.yaml; `trainer.callbacks+` appends to it."
-    )
 
 
 def code_version() -> str:
@@ -156,22 +133,9 @@ def code_version() -> str:
     version = looped_lm.__version__
     if not (root / ".git").exists():
         return version
-    git = ["git", "-C", str(root)]
+    describe = ["git", "-C", str(root), "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
     try:
-        commit = subprocess.run(
-            [*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True
-        )
-        changed = subprocess.run(
-            [*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True
-        )
+        commit = subprocess.run(describe, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return version
-    return f"{version} {commit.stdout.strip()}{'+' if changed.stdout.strip() else ''}"
-
-
-def hardware(trainer: L.Trainer) -> str:
-    """What one process of the run trains on."""
-    device = trainer.strategy.root_device
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    return f"{version} {commit}"

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.utilities.seed import isolate_rng
 
-from callbacks.media import takes_texts, write_texts
-from callbacks.random_state import collect, restore
-from callbacks.validating import in_training, is_over
+from callbacks.final_validation import in_training, is_over
+from callbacks.telemetry import takes_texts, write_texts
 from looped_lm import LoopedLM
 from looped_lm.common.errors import UserError
 from looped_lm.common.text import say
@@ -104,16 +104,13 @@ class Samples(L.Callback):
             and (tokenizer := self._load(trainer))
         ):
             # The decoder draws from generators of its own; a component of the user's may draw from the global ones.
-            device = trainer.strategy.root_device
-            before = collect(device)
-            try:
-                self._write(trainer, pl_module, tokenizer)
-            except Exception as error:
-                # So may a component that cannot run on one token at a time.
-                self._tokenizer = None
-                say(trainer, f"No text samples: {type(error).__name__}: {error}")
-            finally:
-                restore(before, device)
+            with isolate_rng():
+                try:
+                    self._write(trainer, pl_module, tokenizer)
+                except Exception as error:
+                    # A component may be one that cannot run on one token at a time.
+                    self._tokenizer = None
+                    say(trainer, f"No text samples: {type(error).__name__}: {error}")
 
     def _load(self, trainer: L.Trainer) -> TextTokenizer | None:
         if not self._looked:

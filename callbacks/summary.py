@@ -1,4 +1,4 @@
-"""What the run ended with and where its results lie."""
+"""What the run ended with: on the terminal with the paths of its files, and in TensorBoard's HPARAMS tab."""
 
 from __future__ import annotations
 
@@ -8,50 +8,82 @@ from pathlib import Path
 import lightning as L
 from lightning.pytorch.loggers import CSVLogger
 
-from callbacks.run_record import run_record
+from callbacks.run_record import RunRecordWriter
+from callbacks.telemetry import needed
 from fitting.records import record_path
+from looped_lm import LoopedLM
 
 
 class RunSummary(L.Callback):
     """Prints validation loss, tokens, FLOPs and the paths of checkpoint, run record and event file.
 
     Raises:
-        ValueError: at the end of training, without `RunRecordWriter`.
+        UserError: at the end of training, without `RunRecordWriter`.
     """
 
-    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_end(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
         log_dir = trainer.log_dir  # a collective: every rank asks
         if not trainer.is_global_zero:
             return
-        record = run_record(trainer, needed_by="callbacks.RunSummary")
-        lines: list[tuple[str, str]] = [("run", f"{record.run_name} ({record.status})")]
+        record = needed(trainer, RunRecordWriter, by=self).record(trainer, pl_module)
+        lines = [("run", f"{record.run_name} ({record.status})")]
         if record.val_loss is not None and record.val_tokens is not None:
-            lines.append(
-                ("validation loss", f"{record.val_loss:.4f} nats/token over {record.val_tokens:,} tokens")
-            )
-            lines.append(("perplexity", f"{math.exp(record.val_loss):.2f}"))
+            loss = f"{record.val_loss:.4f} nats/token over {record.val_tokens:,} tokens"
+            lines += [("validation loss", loss), ("perplexity", f"{math.exp(record.val_loss):.2f}")]
         entropy = getattr(trainer.datamodule, "val_unigram_entropy", None)  # type: ignore[attr-defined]
         if entropy is not None:
-            lines.append(
-                (
-                    "unigram entropy",
-                    f"{entropy:.4f} nats/token of all validation tokens (a model without context)",
-                )
-            )
-        lines.append(("steps", f"{record.steps:,} of {record.steps_planned:,}"))
-        lines.append(("tokens", f"{record.tokens:,}"))
-        lines.append(
-            ("training FLOPs", f"{record.training_flops:.4g} (convention {record.flops_convention})")
-        )
-        lines.append(("wall time", f"{record.wall_seconds:.0f} s"))
-        checkpoint = getattr(trainer.checkpoint_callback, "best_model_path", "")
-        if checkpoint:
-            lines.append(("checkpoint", checkpoint))
-            lines.append(("run record", str(record_path(checkpoint))))
-        for events in sorted(Path(log_dir or ".").glob("events.out.tfevents.*")):
-            lines.append(("event file", str(events)))
-        for logger in trainer.loggers:
-            if isinstance(logger, CSVLogger):
-                lines.append(("logged rows", logger.experiment.metrics_file_path))
+            of_what = "nats/token of all validation tokens (a model without context)"
+            lines.append(("unigram entropy", f"{entropy:.4f} {of_what}"))
+        lines += [
+            ("steps", f"{record.steps:,} of {record.steps_planned:,}"),
+            ("tokens", f"{record.tokens:,}"),
+            ("training FLOPs", f"{record.training_flops:.4g} (convention {record.flops_convention})"),
+            ("wall time", f"{record.wall_seconds:.0f} s"),
+        ]
+        if checkpoint := getattr(trainer.checkpoint_callback, "best_model_path", ""):
+            lines += [("checkpoint", checkpoint), ("run record", str(record_path(checkpoint)))]
+        events = sorted(Path(log_dir or ".").glob("events.out.tfevents.*"))
+        lines += [("event file", str(path)) for path in events]
+        written = [x.experiment.metrics_file_path for x in trainer.loggers if isinstance(x, CSVLogger)]
+        lines += [("logged rows", path) for path in written]
         width = max(len(name) for name, _ in lines)
         print("\n" + "\n".join(f"{name:<{width}}  {value}" for name, value in lines))
+
+
+class HParams(L.Callback):
+    """At the end of training, hands every logger the run's settings together with its final validation loss."""
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
+        record = needed(trainer, RunRecordWriter, by=self).record(trainer, pl_module)
+        if record.val_loss is None or not trainer.is_global_zero:
+            return
+        components = {name: spec["class_path"].rpartition(".")[2] for name, spec in record.components.items()}
+        settings = {
+            **components,
+            "d_model": record.d_model,
+            "num_recurrences": record.num_recurrences,
+            "layers": f"{record.prelude_layers}-{record.recurrent_layers}-{record.coda_layers}",
+            "seed": record.seed,
+            "batch_tokens": record.batch_tokens,
+            "n_once": record.n_once,
+            "n_rec": record.n_rec,
+            "flops_per_token": record.flops_per_token,
+            "steps_planned": record.steps_planned,
+            **{f"lr/{role}": rate for role, rate in pl_module.learning_rates().items()},
+        }
+        results = {
+            "final/val_loss": record.val_loss,
+            "final/step": float(record.steps),
+            "final/tokens": float(record.tokens),
+            "final/training_flops": record.training_flops,
+        }
+        for logger in trainer.loggers:
+            _log(logger, settings, results)
+
+
+def _log(logger: L.pytorch.loggers.Logger, settings: dict, results: dict) -> None:
+    if isinstance(logger, L.pytorch.loggers.TensorBoardLogger):
+        logger.log_hyperparams(settings, results, step=int(results["final/step"]))
+    else:
+        logger.log_hyperparams({**settings, **results})
+    logger.save()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import os
 import re
 import sys
 from collections.abc import Sequence
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from looped_lm.common.errors import UserError
 
 if TYPE_CHECKING:
+    from fitting.records import RunRecord
     from looped_lm.training.lightning_module import LoopedLM
 
 _MODEL_FILE = re.compile(r"model_(\d+)\.pt")
@@ -119,7 +118,7 @@ def read_reference(folder: Path, step: int | None, batch_tokens: int) -> tuple[d
         "pytorch-lightning_version": L.__version__,
         "epoch": 0,
         "global_step": step,
-        "run_record": run_record(lm, step, model_file.name),
+        "run_record": converted_record(lm, step, model_file.name).to_dict(),
     }
     return checkpoint, lm
 
@@ -130,32 +129,26 @@ def model_keys(lm: LoopedLM) -> dict[str, Any]:
     return {key: value for key, value in lm.hparams.items() if key not in from_data}
 
 
-def run_record(lm: LoopedLM, step: int, source: str) -> dict[str, Any]:
-    """The record of a converted run: what it is and how long it trained. Its loss stands nowhere in the files."""
+def converted_record(lm: LoopedLM, step: int, source: str) -> RunRecord:
+    """The record of a converted run: what it is and how long it trained. The files hold no loss."""
     import looped_lm
-    from fitting.records import RunRecord
-    from looped_lm.training.description import describe
+    from looped_lm.training.description import run_record
 
     tokens = step * lm.batch_tokens
-    return RunRecord(
-        schema_version=RunRecord.SCHEMA_VERSION,
-        run_name=lm.provenance["run_name"],
+    return run_record(
+        lm,
         seed=0,
         code_version=f"{looped_lm.__version__}, converted from the reference code",
-        created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         status="stopped",
         stop_reason=f"converted from {source}, which holds no validation loss and no seed",
         data_manifest_hash=None,
         tokenizer=None,
         unique_tokens=None,
-        **describe(lm),
         steps=step,
         steps_planned=step,
         tokens=tokens,
         tokens_target=float(tokens),
-        flops_per_token=lm.flops_per_token,
         training_flops=tokens * lm.flops_per_token,
-        flops_convention="paper",
         flops_budget=None,
         val_loss=None,
         val_tokens=None,
@@ -164,32 +157,24 @@ def run_record(lm: LoopedLM, step: int, source: str) -> dict[str, Any]:
         hardware="unknown",
         precision="unknown",
         world_size=1,
-        config=lm.provenance["config"],
-    ).to_dict()
+    )
 
 
 def from_reference(folder: Path, out: Path, step: int | None, batch_tokens: int) -> None:
     """Convert a folder of the reference code to a checkpoint with its run record beside it."""
-    import torch
-
     from fitting.records import RunRecord, record_path
+    from looped_lm.common.writing import failing_with
+    from looped_lm.runs.checkpoint_io import write_checkpoint
 
     record_file = record_path(out)
     for path in (out, record_file):
         if path.exists():
             raise UserError(f"{path} exists, and nothing is overwritten: name another file, or remove it.")
     checkpoint, lm = read_reference(folder, step, batch_tokens)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    aside = out.with_name(out.name + ".partial")
-    try:
-        torch.save(checkpoint, aside)
-        with aside.open("rb") as file:
-            os.fsync(file.fileno())
-        aside.replace(out)
-    finally:
-        aside.unlink(missing_ok=True)
-    record = RunRecord.from_dict(checkpoint["run_record"]).save(record_file)
-    print(f"checkpoint  {out}\nrun record  {record}")
+    with failing_with("Make room, or name another file.", out):
+        write_checkpoint(checkpoint, out)
+        RunRecord.from_dict(checkpoint["run_record"]).save(record_file)
+    print(f"checkpoint  {out}\nrun record  {record_file}")
     print(
         f"step {checkpoint['global_step']}, N {lm.sections.n:,}; tokens and FLOPs of the record take "
         f"{batch_tokens:,} tokens a step",
@@ -200,8 +185,8 @@ def to_reference(checkpoint_file: Path, out: Path) -> None:
     """Write the model of a checkpoint as the reference code stores it."""
     import torch
 
+    from looped_lm.common.writing import failing_with, new_folder
     from looped_lm.runs.checkpoint import load_checkpoint
-    from looped_lm.sharing.export import new_folder
     from looped_lm.sharing.load import load_model
     from looped_lm.sharing.reference import config_to_reference, tensors_to_reference
 
@@ -210,12 +195,9 @@ def to_reference(checkpoint_file: Path, out: Path) -> None:
     config, step = config_to_reference(model), int(checkpoint["global_step"])
     # From the file: the module may hold some of them in another precision.
     own = {n.removeprefix("model."): t for n, t in checkpoint["state_dict"].items() if n.startswith("model.")}
-    with new_folder(out) as folder:
+    with failing_with("Make room, or name another folder.", out), new_folder(out) as folder:
         with (folder / f"model_{step:06d}.pt").open("wb") as file:
-            try:
-                torch.save(tensors_to_reference(own), file)
-            except RuntimeError as error:  # What torch makes of a full disk.
-                raise UserError(f"{out} could not be written ({error}).") from error
+            torch.save(tensors_to_reference(own), file)
         meta = json.dumps({"step": step, "model_config": config}, indent=2) + "\n"
         (folder / f"meta_{step:06d}.json").write_text(meta, encoding="utf-8")
     print(f"{out}: step {step}")

@@ -170,7 +170,7 @@ def main(args: Sequence[str]) -> None:
         with_bos,
     )
     from looped_lm.sharing.load import load_model, load_tokenizer
-    from looped_lm.training.trainer_settings import usable_device
+    from looped_lm.training.devices import usable_device
 
     sampling = Sampling(given.temperature, given.top_k, given.top_p, given.seed)
     prompts = read_prompts(given.prompt, given.prompt_file)

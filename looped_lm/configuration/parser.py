@@ -23,8 +23,8 @@ from looped_lm.common.errors import UserError
 from looped_lm.common.text import say
 from looped_lm.configuration.config_files import BASE, run_name
 from looped_lm.configuration.hints import hint, innermost
-from looped_lm.runs.checkpoint import load_checkpoint, look, newest_whole
-from looped_lm.runs.place import AUTO, RunPlace
+from looped_lm.runs.checkpoint import look, newest_whole, verify
+from looped_lm.runs.folder import AUTO, RunFolder
 from looped_lm.training.lightning_module import LoopedLM
 from looped_lm.training.trainer_settings import processes_of_torchrun
 
@@ -197,20 +197,20 @@ class LoopedCLI(LightningCLI):
         config = self.config_init["fit"]
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        run = RunPlace(self.trainer, self.config.fit.run_name, config.resume, config.ckpt_path)
+        run = RunFolder(self.trainer, self.config.fit.run_name, config.resume, config.ckpt_path)
         run.report(config.resume, self.model.provenance["config"])
-        if config.resume and run.place.checkpoint is not None:
+        if config.resume and run.checkpoint is not None:
             if run.finished(self.model.plan.steps):
                 for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
                     # Whoever keeps something beside a checkpoint may have been killed before it was written.
                     if self.trainer.is_global_zero and hasattr(callback, "on_run_complete"):
-                        callback.on_run_complete(run.place.checkpoint)
+                        callback.on_run_complete(run.checkpoint)
                 say(
                     self.trainer,
                     f"The run is complete ({self.model.plan.steps} steps): nothing is left to do.",
                 )
                 raise SystemExit(0)
-            config.ckpt_path = str(run.place.checkpoint.path)
+            config.ckpt_path = str(run.checkpoint.path)
         run.hold(self.holding)
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, RunConfig):
@@ -277,8 +277,9 @@ def processes(devices: Any, num_nodes: int) -> int:
 def _check_whole(path: Path) -> None:
     """Refuse a checkpoint that is damaged or none, and name the newest whole one beside it."""
     try:
-        load_checkpoint(path)
-    except ValueError as error:
+        look(path)
+        verify(path)
+    except UserError as error:
         whole, _ = newest_whole(path.parent)
         if whole is None:
             raise

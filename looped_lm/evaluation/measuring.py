@@ -15,8 +15,8 @@ from looped_lm.evaluation.results import LossRow, TaskRow
 from looped_lm.evaluation.scoring import Encoded, Encoder, Scorer
 from looped_lm.evaluation.suite import axis_of
 from looped_lm.sharing.load import recorded_config
+from looped_lm.training.devices import keeps_embedding_in_bf16, usable_device
 from looped_lm.training.lightning_module import LoopedLM
-from looped_lm.training.trainer_settings import keeps_embedding_in_bf16, usable_device
 
 DEFAULT_PRECISION = "32-true"
 

@@ -1,4 +1,4 @@
-"""Reading checkpoints as plain data, and comparing them with what they are to be loaded into."""
+"""A checkpoint as plain data: read, verified, compared with what it is to be loaded into, and made fit to resume."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from torch import Tensor
 from looped_lm.common.errors import UserError
 
 SHOWN = 8
+MICRO_BATCHES = "micro_batches_per_step"
+"""Key of a checkpoint under which the micro-batches of one of its run's optimizer steps are counted."""
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
     """A checkpoint as plain data and tensors, on the CPU, after a check of every byte of it.
 
     Raises:
-        UserError: the file is no whole checkpoint of a LoopedLM.
+        UserError: the file is damaged, or not a checkpoint of a LoopedLM.
     """
     verify(path)
     return _read(path)
@@ -30,7 +32,7 @@ def verify(path: str | Path) -> None:
     """Compare a checkpoint's content with the checksums that were written with it.
 
     `torch.save` writes a zip archive with a CRC-32 of every record, and `torch.load` does not look at them: it gives
-    back whatever stands in the file.
+    back whatever is in the file.
 
     Raises:
         UserError: the file is truncated, damaged, or none that `torch.save` writes.
@@ -44,10 +46,10 @@ def verify(path: str | Path) -> None:
         raise UserError(f"{path} is damaged: the checksum of {damaged!r} in it does not match its content.")
 
 
-def _unreadable(path: str | Path, error: Exception) -> ValueError:
+def _unreadable(path: str | Path, error: Exception) -> UserError:
     # torch's reasons are paragraphs about its own internals; the first sentence says what it met.
     reason = str(error).split(". ")[0]
-    return ValueError(
+    return UserError(
         f"{path} cannot be read as a checkpoint: it is truncated, damaged, or something else ({reason})."
     )
 
@@ -77,7 +79,7 @@ def look(path: str | Path) -> Stored:
     """What a checkpoint says of its run.
 
     Raises:
-        UserError: the file cannot be read, or is no checkpoint of a LoopedLM.
+        UserError: the file cannot be read, or is not a checkpoint of a LoopedLM.
     """
     checkpoint = _read(path, mmap=True)
     record = checkpoint.get("run_record")
@@ -186,3 +188,42 @@ def compare_tensors(
             + "\n  ".join(problems[:SHOWN] + more)
             + f"\n{way_out}"
         )
+
+
+def refuse_weights_alone(checkpoint: Mapping[str, Any]) -> None:
+    """Refuse to train on from a checkpoint that was converted, or saved without the optimizer.
+
+    Raises:
+        UserError: it has no optimizer state.
+    """
+    if not checkpoint.get("optimizer_states"):
+        raise UserError(
+            "The checkpoint holds weights and no state of an optimizer, as converted ones do, so training cannot go on "
+            "from it. validate, test, predict, generate and export read it."
+        )
+
+
+def realign(checkpoint: dict[str, Any], micro_batches: int, data: object) -> None:
+    """Count a checkpoint's micro-batches anew where a step has more or fewer of them than before.
+
+    With another number of processes or rows per device a step consists of another number of micro-batches. Lightning
+    takes the end of a step, and the time of a validation, from how many there were since the beginning of training.
+
+    Args:
+        checkpoint: as loaded; its counters are changed in place before Lightning and the data module read them.
+        micro_batches: of one optimizer step in the run that goes on.
+        data: its data module.
+    """
+    then = checkpoint.get(MICRO_BATCHES)
+    if then in (None, micro_batches):
+        return
+    progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+    before = progress["total"]["processed"]
+    more = before // then * micro_batches - before
+    for counts in (progress["total"], progress["current"]):
+        for name in ("ready", "started", "processed", "completed"):
+            counts[name] += more
+    position = checkpoint.get(type(data).__qualname__, {})
+    if "batches_processed" in position:
+        # Rows are counted from there; how many were read is not changed by how they are counted.
+        position["batches_processed"] += more

@@ -10,20 +10,33 @@ import datetime
 import os
 import platform
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+import lightning as L
 from filelock import FileLock, Timeout
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from looped_lm.common.errors import UserError
-from looped_lm.runs.checkpoint import Stored, newest_whole
+from looped_lm.common.text import say
+from looped_lm.common.writing import PARTIAL, failing_with
+from looped_lm.runs.checkpoint import Stored, differences, in_folder, look, newest_whole
+from looped_lm.runs.lightning_internals import version_given, write_into
+from looped_lm.runs.rows import go_on_after
 
+AUTO = "auto"
 CHECKPOINTS = "checkpoints"
 LOCK_SECONDS = 10.0
 """How long a folder that is taken is waited for: workers of a killed process may outlive it by some seconds."""
 _LOCK, _OWNER = ".lock", ".owner"
+_MAKE_ROOM = "Make room, or see who may write there, and give the same command again."
 _VERSION = re.compile(r"version_(\d+)")
+#: Keys of a configuration that may differ between the parts of one run without changing it. The module compares its
+#: own hyperparameters.
+_NOT_COMPARED = ("config", "model.", "ckpt_path", "resume", "weights_only", "trainer.logger")
 
 
 def versions(root: Path) -> list[Path]:
@@ -38,7 +51,7 @@ def new_version(root: Path) -> Path:
     Raises:
         UserError: the folder cannot be made.
     """
-    try:
+    with _failing_in(root):
         root.mkdir(parents=True, exist_ok=True)
         taken = versions(root)
         number = 1 + int(taken[0].name.removeprefix("version_")) if taken else 0
@@ -48,9 +61,16 @@ def new_version(root: Path) -> Path:
                 return root / f"version_{number}"
             except FileExistsError:
                 number += 1
+
+
+@contextmanager
+def _failing_in(place: Path) -> Iterator[None]:
+    """Say what to do where a folder cannot be made or taken."""
+    try:
+        yield
     except OSError as error:
         raise UserError(
-            f"The run's folder cannot be made in {root}: {error.strerror} ({error.filename}). Choose another place "
+            f"The run's folder cannot be made in {place}: {error.strerror} ({error.filename}). Choose another place "
             "with the logger's save_dir, or make room; nothing was changed."
         ) from error
 
@@ -61,23 +81,20 @@ def held(folder: Path) -> Iterator[None]:
 
     Raises:
         UserError: another process writes there; it is named.
-        UserError: the folder cannot be written to.
+        UserError: the folder cannot be made or written to.
     """
     owner = folder / _OWNER
     lock = FileLock(folder / _LOCK)
-    try:
-        lock.acquire(timeout=LOCK_SECONDS)
-    except Timeout:
-        by = owner.read_text(encoding="utf-8") if owner.is_file() else "another process"
-        raise UserError(
-            f"{folder} is being written by {by}: wait for it or stop it. A run of its own needs no --ckpt_path or "
-            "--resume, or another --run_name."
-        ) from None
-    except OSError as error:
-        raise UserError(
-            f"{folder} cannot be written to: {error.strerror}. Choose another place with the logger's save_dir, or "
-            "make room; nothing was changed."
-        ) from error
+    with _failing_in(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=LOCK_SECONDS)
+        except Timeout:
+            by = owner.read_text(encoding="utf-8") if owner.is_file() else "another process"
+            raise UserError(
+                f"{folder} is being written by {by}: wait for it or stop it. A run of its own needs no --ckpt_path or "
+                "--resume, or another --run_name."
+            ) from None
     try:
         now = datetime.datetime.now().isoformat(sep=" ", timespec="seconds")
         with suppress(OSError):  # The lock counts; whose it is only explains.
@@ -90,14 +107,8 @@ def held(folder: Path) -> Iterator[None]:
 
 def clean(checkpoints: Path) -> None:
     """Remove what a killed process was writing."""
-    for partial in checkpoints.glob("*.partial"):
+    for partial in checkpoints.glob(f"*{PARTIAL}"):
         partial.unlink(missing_ok=True)
-
-
-def set_aside(damaged: Iterable[Path]) -> None:
-    """Rename damaged checkpoints, so that new ones of the same step can take their names."""
-    for path in damaged:
-        path.replace(path.with_name(f"{path.name}.damaged"))
 
 
 def newest_of_run(root: Path) -> tuple[Stored | None, dict[Path, str]]:
@@ -107,3 +118,177 @@ def newest_of_run(root: Path) -> tuple[Stored | None, dict[Path, str]]:
         if found or damaged:
             return found, damaged
     return None, {}
+
+
+class RunFolder:
+    """Finds a run's folder and the checkpoint that it goes on from, and holds the folder while the run writes.
+
+    Every process of a run finds the same checkpoint by looking at the same files; only the first one makes, locks
+    and cleans folders.
+
+    Args:
+        trainer: its loggers and checkpoint callbacks get the run's folder.
+        run_name: names the folder where no logger that writes files does, in the loggers' `save_dir` if one has that.
+        resume: None, "auto" (the newest whole checkpoint of the run, or a fresh start), or a run's folder.
+        ckpt_path: a checkpoint to go on from.
+
+    Raises:
+        UserError: both `resume` and `ckpt_path`; a folder to resume that does not exist, is another run's, or has no
+            whole checkpoint; results of another run in the way; another process that writes into the folder.
+        UserError: the folder cannot be made or written to.
+    """
+
+    def __init__(self, trainer: L.Trainer, run_name: str, resume: str | None, ckpt_path: str | None) -> None:
+        self._trainer = trainer
+        self._loggers = [x for x in trainer.loggers if isinstance(x, TensorBoardLogger | CSVLogger)]
+        saves = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
+        self._free = [c for c in saves if c.dirpath is None]
+        # Two callbacks may share one.
+        self._fixed = list(dict.fromkeys(Path(c.dirpath).resolve() for c in saves if c.dirpath is not None))
+        # Loggers of a service (W&B and others) have a folder for all runs, if any.
+        shared = next((x.save_dir for x in trainer.loggers if x.save_dir), trainer.default_root_dir)
+        root = self._loggers[0].root_dir if self._loggers else str(Path(shared) / run_name)
+        #: Folders behind URLs are left to Lightning: an object store has neither locks nor half-written files.
+        self.local = "://" not in root
+        self._root = Path(root)
+        if resume and ckpt_path:
+            raise UserError(
+                "Both --resume and --ckpt_path are given: --resume finds the checkpoint itself. Leave one out."
+            )
+        if resume and not self.local:
+            raise UserError(f"--resume looks into local folders, and {root} is none: give --ckpt_path URL.")
+        #: The run's, on the process that writes; None before `hold` makes a new one, which others may not know.
+        self.folder: Path | None = None
+        #: To go on from; None for a fresh start.
+        self.checkpoint: Stored | None = None
+        #: Checkpoints that cannot be used, with the reason.
+        self.damaged: dict[Path, str] = {}
+        if resume == AUTO:
+            place = self._fixed[0] if self._fixed else None
+            self.checkpoint, self.damaged = newest_whole(place) if place else newest_of_run(self._root)
+            self.folder = self._folder_of(self.checkpoint)
+        elif resume:
+            self._find_in(Path(resume))
+        elif ckpt_path and self.local and "://" not in ckpt_path:
+            self._go_on_from(look(ckpt_path))
+
+    def _find_in(self, folder: Path) -> None:
+        if folder.is_dir() and folder.resolve().parent != self._root.resolve():
+            run, place = folder.resolve().parent.name, folder.parent.parent
+            raise UserError(
+                f"resume {str(folder)!r} is a folder of another run than this one, which writes into {self._root}: "
+                f"give --run_name {run}, and {place} as the logger's save_dir."
+            )
+        self.folder = folder
+        self.checkpoint, self.damaged = newest_whole(folder / CHECKPOINTS)
+        if self.checkpoint is None:
+            why = "".join(f"\n  {reason}" for reason in self.damaged.values())
+            raise UserError(
+                f"resume {str(folder)!r} is no folder of a run with a whole checkpoint in its {CHECKPOINTS}/. Give "
+                f"runs/NAME/version_N, or auto.{why}"
+            )
+
+    def _go_on_from(self, given: Stored) -> None:
+        self.checkpoint, self.folder = given, self._folder_of(given)
+        later = [c for c in in_folder(given.path.parent)[0] if c.step > given.step] if self.folder else []
+        if later:
+            self.folder = None
+            say(
+                self._trainer,
+                f"{given.path} is not the last checkpoint of its run ({later[0].path.name} is later): the run goes "
+                "on in a folder of its own.",
+            )
+
+    def _folder_of(self, stored: Stored | None) -> Path | None:
+        """The run folder that holds a checkpoint, if it is one of this run's."""
+        if stored is None or stored.path.parent.name != CHECKPOINTS:
+            return None
+        folder = stored.path.parent.parent
+        return folder if folder.parent.resolve() == self._root.resolve() else None
+
+    def hold(self, stack: ExitStack) -> None:
+        """Make or take the run's folder, and point the trainer's loggers and checkpoint callbacks there.
+
+        Other processes are kept out of it until `stack` closes.
+        """
+        if not self.local:
+            return
+        goes_on_there = self.folder is not None
+        if self._trainer.is_global_zero:
+            for fixed in self._fixed:
+                self._take_fixed(fixed, stack)
+            self.folder = self.folder or self._new()
+            stack.enter_context(held(self.folder))
+            with failing_with(_MAKE_ROOM, self.folder):
+                for checkpoints in (self.folder / CHECKPOINTS, *self._fixed):
+                    clean(checkpoints)
+                # New ones of the same step can then take their names.
+                for path in self.damaged:
+                    path.replace(path.with_name(f"{path.name}.damaged"))
+        if self.folder is not None:
+            for logger in self._loggers:
+                write_into(logger, self.folder.name)
+                if goes_on_there and self.checkpoint is not None:
+                    with failing_with(_MAKE_ROOM, logger.log_dir):
+                        go_on_after(logger, self.checkpoint.step, self._trainer.is_global_zero)
+            for callback in self._free:
+                callback.dirpath = str(self.folder / CHECKPOINTS)
+
+    def _new(self) -> Path:
+        given = version_given(self._loggers[0]) if self._loggers else None
+        if given is None:
+            return new_version(self._root)
+        folder = self._root / (given if isinstance(given, str) else f"version_{given}")
+        if folder.exists() and any(folder.iterdir()):
+            raise UserError(
+                f"{folder} holds results already, and they are not overwritten: leave the logger's version out, or go "
+                f"on from there with --resume {folder}."
+            )
+        return folder
+
+    def _take_fixed(self, folder: Path, stack: ExitStack) -> None:
+        stack.enter_context(held(folder))
+        there = next(folder.glob("*.ckpt"), None)
+        given = self.checkpoint
+        if there and (given is None or given.path.parent.resolve() != folder.resolve()):
+            raise UserError(
+                f"{folder} (dirpath of the checkpoint callback) holds checkpoints of another run, such as "
+                f"{there.name}: give another dirpath, leave it out, or go on with --resume auto."
+            )
+
+    # ---- What is said of it ---------------------------------------------------------------------------------------
+
+    def report(self, resume: str | None, config: dict[str, Any]) -> None:
+        """Say where the run goes on and how its configuration differs from the one that wrote the checkpoint.
+
+        Raises:
+            UserError: `resume="auto"` found a run of another seed.
+        """
+        found = self.checkpoint
+        for reason in self.damaged.values():
+            say(self._trainer, f"{reason} It is set aside.")
+        if found is None:
+            if resume:
+                say(self._trainer, f"No checkpoint of this run in {self._root}: it starts anew.")
+            return
+        say(self._trainer, f"Resuming from {found.path}, step {found.step}.")
+        recorded = found.record.get("config") or {}
+        seeds = recorded.get("seed_everything"), config["seed_everything"]
+        if resume == AUTO and recorded and seeds[0] != seeds[1]:
+            raise UserError(
+                f"{found.path} was trained with seed_everything {seeds[0]}, and {seeds[1]} is given: that is another "
+                "run. Give it another --run_name, or the same seed, or --resume FOLDER to go on with that one "
+                "regardless."
+            )
+        changed = [d for d in differences(recorded, config) if not d.key.startswith(_NOT_COMPARED)]
+        if recorded and changed:
+            say(
+                self._trainer,
+                "The configuration differs from the checkpoint's; the one given here is used:\n"
+                + "\n".join(f"  {d}" for d in changed),
+            )
+
+    def finished(self, planned: int) -> bool:
+        """Whether nothing is left to do for a run of `planned` optimizer steps."""
+        found = self.checkpoint
+        return found is not None and found.record.get("status") == "completed" and found.step >= planned

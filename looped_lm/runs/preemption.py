@@ -10,8 +10,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -75,23 +75,21 @@ def requeue_job() -> str | None:
 
 
 @contextmanager
-def stopped_before_training() -> Iterator[None]:
-    """Until training installs handlers of its own, SIGTERM and the requeue signals raise Preempted.
-
-    There is nothing to save yet, but a scheduler must learn that the run wants to start again. SIGINT stays Python's
-    KeyboardInterrupt. Forked children keep the default action.
-    """
+def answered(signals: Iterable[signal.Signals], answer: Callable[[int], None]) -> Iterator[None]:
+    """Have this process call `answer` on signals. Forked children keep the default action, threads change nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     owner = os.getpid()
 
-    def stop(signum: int, frame: FrameType | None) -> None:
-        if os.getpid() != owner:
-            act_by_default(signum)
-        raise Preempted(signum)
+    def handle(signum: int, frame: FrameType | None) -> None:
+        if os.getpid() == owner:
+            answer(signum)
+        else:
+            signal.signal(signum, signal.SIG_DFL)
+            os.kill(os.getpid(), signum)
 
-    before: dict[int, Any] = {s: signal.signal(s, stop) for s in SIGNALS if s != signal.SIGINT}
+    before: dict[int, Any] = {s: signal.signal(s, handle) for s in signals}
     try:
         yield
     finally:
@@ -99,10 +97,17 @@ def stopped_before_training() -> Iterator[None]:
             signal.signal(signum, handler)
 
 
-def act_by_default(signum: int) -> None:
-    """Let a signal do to this process what it does to one without a handler."""
-    signal.signal(signum, signal.SIG_DFL)
-    os.kill(os.getpid(), signum)
+def stopped_before_training() -> AbstractContextManager[None]:
+    """Until training installs handlers of its own, SIGTERM and the requeue signals raise Preempted.
+
+    There is nothing to save yet, but a scheduler must learn that the run wants to start again. SIGINT stays Python's
+    KeyboardInterrupt.
+    """
+
+    def stop(signum: int) -> None:
+        raise Preempted(signum)
+
+    return answered([s for s in SIGNALS if s != signal.SIGINT], stop)
 
 
 def report(stop: Preempted) -> int:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, Logger
+
+from looped_lm.common.writing import new_file
+from looped_lm.runs.lightning_internals import purge_after
 
 
 def go_on_after(logger: Logger, step: int, writes: bool) -> None:
@@ -18,29 +21,26 @@ def go_on_after(logger: Logger, step: int, writes: bool) -> None:
         step: of the checkpoint that the run goes on from.
         writes: whether this process is the one that writes logs.
     """
-    if isinstance(logger, TensorBoardLogger):
-        # TensorBoard's own mark in the new event file; readers leave out what an earlier file has from there on.
-        logger._kwargs["purge_step"] = step + 1
-    elif isinstance(logger, CSVLogger) and writes:
+    purge_after(logger, step)
+    if isinstance(logger, CSVLogger) and writes:
         _keep_rows(logger, step)
 
 
 def _keep_rows(logger: CSVLogger, step: int) -> None:
     """Lightning's writer deletes the file that it finds; a kill at any moment leaves the rows in one of the two."""
     path = Path(logger.log_dir) / "metrics.csv"
-    aside, partial = path.with_name("metrics.csv.before"), path.with_name("metrics.csv.partial")
+    before = path.with_name("metrics.csv.before")
     if path.is_file():
-        path.replace(aside)
+        path.replace(before)
     writer = logger.experiment
-    if not aside.is_file():
+    if not before.is_file():
         return
-    whole, _, _ = aside.read_text(encoding="utf-8").rpartition("\n")  # A kill may leave half a line.
+    whole, _, _ = before.read_text(encoding="utf-8").rpartition("\n")  # A kill may leave half a line.
     rows = csv.DictReader(whole.splitlines())
     names = list(rows.fieldnames or ["step"])
-    with partial.open("w", newline="", encoding="utf-8") as file:
+    with new_file(path) as aside, aside.open("w", newline="", encoding="utf-8") as file:
         kept = csv.DictWriter(file, names)
         kept.writeheader()
         kept.writerows(row for row in rows if int(float(row["step"])) <= step)
-    partial.replace(path)
     writer.metrics_keys = names
-    aside.unlink()
+    before.unlink()

@@ -9,15 +9,12 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from looped_lm.common.errors import UserError
+from looped_lm.common.writing import new_folder
 from looped_lm.loop.component import Component, Spec, import_class
 from looped_lm.model.transformer import LoopedTransformer
 from looped_lm.runs.checkpoint import compare_tensors
@@ -65,31 +62,6 @@ def save_pretrained(model: LoopedTransformer, folder: str | Path, tokenizer: Any
         tensors = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
         save_file(tensors, aside / WEIGHTS, metadata={"format": "pt"})
     return folder
-
-
-@contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill, which appears at `path` when all of it is written.
-
-    Raises:
-        UserError: there is something at `path`.
-    """
-    if path.exists():
-        raise UserError(f"{path} exists, and nothing is overwritten: name another folder, or remove it.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-    try:
-        yield aside
-        for file in aside.iterdir():
-            with file.open("rb") as opened:
-                os.fsync(opened.fileno())
-        # mkdtemp makes the folder private; it is to be shared.
-        umask = os.umask(0)
-        os.umask(umask)
-        aside.chmod(0o777 & ~umask)
-        aside.rename(path)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from io import StringIO
 from typing import Any
 
-import torch
-from lightning.fabric.utilities.throughput import _CUDA_FLOPS
-
 from looped_lm.common.errors import UserError
 from looped_lm.configuration.config_files import resolve_arguments
 from looped_lm.configuration.parser import PlanCLI, processes
 from looped_lm.loop.component import import_class
+from looped_lm.runs.lightning_internals import peak_flops_table
 from looped_lm.sweeps.runs import Run
+from looped_lm.training.devices import compute_dtype
 from looped_lm.training.memory import estimate
 from looped_lm.training.schedules import accumulation
 
@@ -178,14 +177,15 @@ def peak_flops(device: str, precision: str) -> float:
     Raises:
         UserError: the table does not have the device, or not for this precision.
     """
-    if device not in _CUDA_FLOPS:
-        close = difflib.get_close_matches(device, _CUDA_FLOPS, n=1, cutoff=0.3)
+    table = peak_flops_table()
+    if device not in table:
+        close = difflib.get_close_matches(device, table, n=1, cutoff=0.3)
         guess = f" Did you mean {close[0]!r}?" if close else ""
         raise UserError(
-            f"Device {device!r} is not in Lightning's table.{guess} It has: {', '.join(sorted(_CUDA_FLOPS))}. "
+            f"Device {device!r} is not in Lightning's table.{guess} It has: {', '.join(sorted(table))}. "
             "Or give --peak-flops."
         )
-    dtype = torch.bfloat16 if "bf16" in precision else torch.float16 if "16" in precision else torch.float32
-    if dtype not in _CUDA_FLOPS[device]:
+    dtype = compute_dtype(precision)
+    if dtype not in table[device]:
         raise UserError(f"Lightning's table has no {dtype} for {device}; give --peak-flops.")
-    return float(_CUDA_FLOPS[device][dtype])
+    return float(table[device][dtype])

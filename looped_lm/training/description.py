@@ -1,17 +1,31 @@
-"""A model as a run record describes it."""
+"""A training run as its record describes it."""
 
 from __future__ import annotations
 
+import datetime
 from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fitting.records import RunRecord
 
 if TYPE_CHECKING:
     from looped_lm.training.lightning_module import LoopedLM
 
 
-def describe(lm: LoopedLM) -> dict[str, Any]:
-    """What the model is and costs, by the names of a run record's fields."""
+def run_record(lm: LoopedLM, **of_the_run: Any) -> RunRecord:
+    """The record of a run of `lm`: what the model is and costs, and where it comes from.
+
+    Args:
+        lm: its `provenance` gives the run's name, seed and configuration.
+        of_the_run: all other fields of the record; they win over those that the module gives.
+    """
     model = lm.model
-    return {
+    of_the_model = {
+        "run_name": lm.provenance.get("run_name") or "run",
+        "seed": int(lm.provenance.get("seed") or torch.initial_seed() % 2**32),
+        "config": lm.provenance.get("config"),
+        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "vocab_size": model.vocab_size,
         "seq_len": lm.seq_len,
         "d_model": model.d_model,
@@ -27,4 +41,7 @@ def describe(lm: LoopedLM) -> dict[str, Any]:
         "n_once": lm.sections.n_once,
         "n_rec": lm.sections.n_rec,
         "batch_tokens": lm.batch_tokens,
+        "flops_per_token": lm.flops_per_token,
+        "flops_convention": "paper",
     }
+    return RunRecord(schema_version=RunRecord.SCHEMA_VERSION, **{**of_the_model, **of_the_run})

@@ -19,16 +19,15 @@ from looped_lm.loop.recurrences import FixedRecurrences, RecurrenceSampler, chec
 from looped_lm.model import accounting
 from looped_lm.model.compilation import compile_in_place
 from looped_lm.model.transformer import LoopedTransformer
-from looped_lm.runs.checkpoint import compare_tensors
-from looped_lm.runs.due_validation import CHECKPOINT_KEY as VALIDATED_AT
-from looped_lm.runs.due_validation import DueValidation
+from looped_lm.runs.checkpoint import MICRO_BATCHES, compare_tensors, realign, refuse_weights_alone
+from looped_lm.runs.lightning_internals import is_attached
 from looped_lm.seams import SEAMS, specs
+from looped_lm.training.devices import keeps_embedding_in_bf16
 from looped_lm.training.metrics import TokenLoss
 from looped_lm.training.optim import MuonH
-from looped_lm.training.resume import CHECKPOINT_KEY as MICRO_BATCHES
-from looped_lm.training.resume import changed_recipe, realign, refuse_weights_alone, use_own_recipe
+from looped_lm.training.resume import VALIDATED_AT, DueValidation, changed_recipe, use_own_recipe
 from looped_lm.training.schedules import Horizon, HyperP, LinearSchedule, Plan, RunSize
-from looped_lm.training.trainer_settings import Derived, derive, keeps_embedding_in_bf16
+from looped_lm.training.trainer_settings import Derived, derive
 
 Batch = tuple[Tensor, Tensor]
 
@@ -179,7 +178,7 @@ class LoopedLM(L.LightningModule):
             self._stop_requested = False
             self._step_nats, self._step_tokens = None, 0
             self.val_loss.reset()
-            self.due_validation.reset()
+            self.due_validation = DueValidation()
             self._derived = derive(
                 self.trainer,
                 self.plan.steps,
@@ -300,16 +299,20 @@ class LoopedLM(L.LightningModule):
 
     def configure_optimizers(self) -> dict[str, Any]:  # type: ignore[override]
         optimizer = self.optimizer_factory(self.parameter_groups())
-        steps = self.plan.steps
-        scheduler = LambdaLR(optimizer, lambda step: self.schedule.multiplier(min(step, steps), steps))
+        # A function of its own: the scheduler's state would hold the attributes of a method.
+        scheduler = LambdaLR(optimizer, lambda step: self._multiplier(step))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def _multiplier(self, step: int) -> float:
+        """Of the learning rates after `step` optimizer steps."""
+        return self.schedule.multiplier(min(step, self.plan.steps), self.plan.steps)
 
     # ---- Checkpoints --------------------------------------------------------------------------------------------
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint[VALIDATED_AT] = self.due_validation.validated_at
-        if self._trainer is not None:
-            checkpoint[MICRO_BATCHES] = self._trainer.accumulate_grad_batches
+        if is_attached(self):
+            checkpoint[MICRO_BATCHES] = self.trainer.accumulate_grad_batches
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Compare the checkpoint with this module before a Trainer goes on from it.
@@ -321,9 +324,9 @@ class LoopedLM(L.LightningModule):
             UserError: another architecture, or another class of optimizer to go on training with.
         """
         # load_from_checkpoint builds a module from the checkpoint's own hyperparameters, without a trainer.
-        recipe = changed_recipe(checkpoint, self) if self._trainer is not None else []
+        recipe = changed_recipe(checkpoint, dict(self.hparams)) if is_attached(self) else []
         compare_tensors(checkpoint["state_dict"], self.state_dict())
-        if self._trainer is None or self.trainer.state.fn != "fit":
+        if not is_attached(self) or self.trainer.state.fn != "fit":
             return
         if self.due_validation.nothing_left(checkpoint, self.plan.steps, same_recipe=not recipe):
             raise UserError(
@@ -332,6 +335,9 @@ class LoopedLM(L.LightningModule):
             )
         refuse_weights_alone(checkpoint)
         self.due_validation.load(self.trainer, checkpoint)
-        realign(checkpoint, self.trainer)
+        realign(checkpoint, self.trainer.accumulate_grad_batches, self.trainer.datamodule)  # type: ignore[attr-defined]
         if recipe:
-            use_own_recipe(checkpoint, self, recipe)
+            multiplier = self._multiplier(checkpoint["global_step"])
+            use_own_recipe(
+                checkpoint, recipe, self.configure_optimizers()["optimizer"], multiplier, self.trainer
+            )

@@ -1,21 +1,21 @@
-"""Going on from a checkpoint: with a recipe that changed, and with other processes than before."""
+"""Going on from a checkpoint: with a recipe that changed, and with a validation that was due when the run stopped."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning as L
+from torch.optim import Optimizer
 
 from looped_lm.common.errors import UserError
 from looped_lm.common.text import say
 from looped_lm.runs.checkpoint import Difference, differences
+from looped_lm.runs.lightning_internals import batches_begun, start_without_steps, validate_now
 from looped_lm.seams import before
 
-if TYPE_CHECKING:
-    from looped_lm.training.lightning_module import LoopedLM
-
-CHECKPOINT_KEY = "micro_batches_per_step"
+VALIDATED_AT = "validated_at_step"
+"""Key of a checkpoint under which the step of its run's last finished validation is written."""
 
 #: Hyperparameters that say how to train, not what: a resumed run may change them.
 RECIPE = (
@@ -32,40 +32,14 @@ RECIPE = (
 BEFORE = {"compile_layers": False, "recompute": False}
 
 
-def realign(checkpoint: dict[str, Any], trainer: L.Trainer) -> None:
-    """Count a checkpoint's micro-batches anew where a step has more or fewer of them than before.
-
-    With another number of processes or rows per device a step consists of another number of micro-batches. Lightning
-    takes the end of a step, and the time of a validation, from how many there were since the beginning of training.
-
-    Args:
-        checkpoint: as loaded; its counters are changed in place before Lightning and the data module read them.
-        trainer: the trainer with the accumulation that this run uses.
-    """
-    then, now = checkpoint.get(CHECKPOINT_KEY), trainer.accumulate_grad_batches
-    if then in (None, now):
-        return
-    progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
-    before = progress["total"]["processed"]
-    after = before // then * now
-    for counts in (progress["total"], progress["current"]):
-        for name in ("ready", "started", "processed", "completed"):
-            counts[name] += after - before
-    data = trainer.datamodule  # type: ignore[attr-defined]
-    position = checkpoint.get(type(data).__qualname__, {})
-    if "batches_processed" in position:
-        # Rows are counted from there; how many were read is not changed by how they are counted.
-        position["batches_processed"] += after - before
-
-
-def changed_recipe(checkpoint: dict[str, Any], module: LoopedLM) -> list[Difference]:
-    """How the way of training differs from the checkpoint's.
+def changed_recipe(checkpoint: dict[str, Any], hparams: Mapping[str, Any]) -> list[Difference]:
+    """How the way of training that `hparams` describe differs from the checkpoint's.
 
     Raises:
         UserError: the model differs, too; every difference is named.
     """
     stored = {**BEFORE, **before(), **checkpoint["hyper_parameters"]}
-    changed = differences(stored, dict(module.hparams))
+    changed = differences(stored, hparams)
     recipe = [d for d in changed if d.key.split(".")[0] in RECIPE]
     if len(recipe) < len(changed):
         raise UserError(
@@ -77,21 +51,21 @@ def changed_recipe(checkpoint: dict[str, Any], module: LoopedLM) -> list[Differe
     return recipe
 
 
-def refuse_weights_alone(checkpoint: Mapping[str, Any]) -> None:
-    """Refuse to train on from a checkpoint that was converted, or saved without the optimizer.
-
-    Raises:
-        UserError: it has no optimizer state.
-    """
-    if not checkpoint.get("optimizer_states"):
-        raise UserError(
-            "The checkpoint holds weights and no state of an optimizer, as converted ones do, so training cannot go on "
-            "from it. validate, test, predict, generate and export read it."
-        )
-
-
-def use_own_recipe(checkpoint: dict[str, Any], module: LoopedLM, recipe: list[Difference]) -> None:
+def use_own_recipe(
+    checkpoint: dict[str, Any],
+    recipe: list[Difference],
+    own: Optimizer,
+    multiplier: float,
+    trainer: L.Trainer,
+) -> None:
     """Say what changed, and put the module's rates and optimizer options into the checkpoint's states.
+
+    Args:
+        checkpoint: as loaded; changed in place.
+        recipe: how it differs from the module.
+        own: optimizer of the module, which has not stepped.
+        multiplier: of the module's schedule at the checkpoint's step.
+        trainer: of the run that goes on.
 
     Raises:
         UserError: the optimizer is of another class, which has no use for the state.
@@ -99,14 +73,47 @@ def use_own_recipe(checkpoint: dict[str, Any], module: LoopedLM, recipe: list[Di
     if any(d.key == "optimizer.class_path" for d in recipe):
         raise UserError(f"The checkpoint's optimizer state is another class's:\n  {recipe[0]}")
     listing = "\n".join(f"  {d}" for d in recipe)
-    say(module.trainer, f"The recipe differs from the checkpoint's; the one given here is used:\n{listing}")
-    groups = module.configure_optimizers()["optimizer"].param_groups
-    steps = module.plan.steps
-    multiplier = module.schedule.multiplier(min(checkpoint["global_step"], steps), steps)
+    say(trainer, f"The recipe differs from the checkpoint's; the one given here is used:\n{listing}")
+    groups = own.param_groups
     for state in checkpoint["optimizer_states"]:
-        for saved, own in zip(state["param_groups"], groups, strict=True):
-            saved.update({k: v for k, v in own.items() if k not in ("params", "initial_norms")})
-            saved["lr"] = own["initial_lr"] * multiplier
+        for saved, group in zip(state["param_groups"], groups, strict=True):
+            saved.update({k: v for k, v in group.items() if k not in ("params", "initial_norms")})
+            saved["lr"] = group["initial_lr"] * multiplier
     for state in checkpoint["lr_schedulers"]:
-        state["base_lrs"] = [own["initial_lr"] for own in groups]
-        state["_last_lr"] = [own["initial_lr"] * multiplier for own in groups]
+        state["base_lrs"] = [group["initial_lr"] for group in groups]
+        state["_last_lr"] = [group["initial_lr"] * multiplier for group in groups]
+
+
+class DueValidation:
+    """Remembers the step of the last finished validation; makes up for the one that should have come after it.
+
+    Lightning counts a validation as done that a stop came before or broke off: a run that stops between the last
+    micro-batch before a validation and the validation's end would have one validation fewer than the uninterrupted run,
+    and a run that stops before its final one would have none.
+    """
+
+    def __init__(self) -> None:
+        self.validated_at: int | None = None
+        self._resumed_at: int | None = None
+
+    def nothing_left(self, checkpoint: dict[str, Any], steps: int, same_recipe: bool) -> bool:
+        """Whether a run of `steps` steps has nothing to do for a checkpoint, not even that run's final validation."""
+        done = checkpoint["global_step"]
+        awaits_validation = done == steps and same_recipe and checkpoint.get(VALIDATED_AT, done) != done
+        return done >= steps and not awaits_validation
+
+    def load(self, trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
+        """Take over what the checkpoint knows; the trainer's counters are not restored yet."""
+        self._resumed_at = checkpoint["global_step"]
+        self.validated_at = checkpoint.get(VALIDATED_AT, self._resumed_at)
+        if self._resumed_at == trainer.max_steps and self.validated_at != self._resumed_at:
+            start_without_steps(trainer)
+
+    def make_up(self, trainer: L.Trainer) -> None:
+        """Validate now if that was due at the step of the checkpoint; called at the start of training."""
+        step = trainer.global_step
+        if self._resumed_at != step or self.validated_at == step or not trainer.enable_validation:
+            return
+        # As Lightning reckons it; after a rollback batches are ahead of steps.
+        if step == trainer.max_steps or batches_begun(trainer) % trainer.val_check_batch == 0:  # type: ignore[operator]
+            validate_now(trainer)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
-import torch
 
 from looped_lm.common.errors import UserError
+from looped_lm.common.text import say
+from looped_lm.runs.lightning_internals import set_max_steps
 from looped_lm.training.schedules import accumulation
 
 
@@ -19,34 +20,6 @@ class Derived:
 
     accumulate_grad_batches: int = 1
     val_check_interval: int | float = 1.0
-
-
-def say(trainer: L.Trainer, message: str) -> None:
-    """Print once. A module's own `print` goes through a progress bar, which does not show before training."""
-    if trainer.is_global_zero:
-        print(message)
-
-
-def usable_device(name: str | None) -> torch.device:
-    """A device by its name, such as cpu or cuda:1; None: a GPU where there is one.
-
-    Raises:
-        UserError: there is no such device here.
-    """
-    try:
-        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-        torch.empty(1, device=device).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UserError(f"The device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
-    return device
-
-
-def keeps_embedding_in_bf16(device: torch.device, precision: str | int | None) -> bool:
-    """Whether the embedding's weights themselves are bf16: under bf16 autocast on GPUs (spec: initialisation).
-
-    A CPU keeps them in fp32, where a bf16 table would save nothing that matters and cost precision.
-    """
-    return device.type == "cuda" and precision == "bf16-mixed"
 
 
 def derive(
@@ -94,7 +67,7 @@ def derive(
     interval = (steps + 1 if val_every_steps is None else val_every_steps) * micro_batches
     trainer.val_check_interval = interval
     if trainer.max_steps == -1:
-        trainer.fit_loop.epoch_loop.max_steps = steps
+        set_max_steps(trainer, steps)
     elif trainer.max_steps < steps:
         say(
             trainer,

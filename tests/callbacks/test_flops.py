@@ -9,8 +9,8 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from callbacks import FlopsMonitor
-from callbacks.flops import compute_dtype
 from looped_lm import FlopsBudget, Steps, TokenBudget
+from looped_lm.training.devices import compute_dtype
 from tests.support.recording_logger import RecordingLogger
 from tests.support.tiny import TinyData, tiny_lm, tiny_trainer
 

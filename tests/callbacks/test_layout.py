@@ -13,7 +13,7 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.custom_scalar.metadata import CONFIG_SUMMARY_TAG
 
 from callbacks import FlopsMonitor, TensorBoardLayout
-from callbacks.layout import as_layout
+from callbacks.telemetry import as_layout
 from looped_lm import HyperConnectionLanes, PassthroughInjection, Steps
 from tests.callbacks.test_sync import default_callbacks
 from tests.callbacks.test_telemetry import FewerAndFewer

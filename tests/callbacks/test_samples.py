@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from callbacks import Samples
-from callbacks.media import as_markdown
+from callbacks.telemetry import as_markdown
 from looped_lm import LinearInjection
 from looped_lm.generation import Generated, Sampling, UncachedDecoder, stream
 from tests.support.recording_logger import RecordingLogger

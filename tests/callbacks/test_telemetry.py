@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from callbacks import GradientNorm, LearningRates, LoopStats, UpdateNorms
 from callbacks.loop_stats import largest_singular_value
-from callbacks.norms import norm
+from callbacks.optimizer import norm
 from looped_lm import (
     DoublyStochasticLanes,
     HyperConnectionLanes,

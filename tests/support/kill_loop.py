@@ -25,8 +25,7 @@ from typing import Any
 import torch
 import yaml
 
-import callbacks.checkpoint_io
-import callbacks.hparams  # noqa: F401  loaded here so that no run loads it again
+import callbacks.run_record  # loaded here so that no run loads it again
 import callbacks.summary  # noqa: F401
 import looped_lm.configuration.parser  # noqa: F401
 from datamodules import ByteTokenizer, PrepareSettings, TextFiles

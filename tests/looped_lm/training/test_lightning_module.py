@@ -22,7 +22,7 @@ from looped_lm import (
     Steps,
     TruncatedBPTT,
 )
-from looped_lm.training.trainer_settings import keeps_embedding_in_bf16
+from looped_lm.training.devices import keeps_embedding_in_bf16
 from tests.support.tiny import SEQ_LEN, VOCAB, TinyData, perturb, tiny_lm, tiny_trainer, tokens
 
 

@@ -1,0 +1,183 @@
+"""What reaches the loggers: values at logging steps, in groups of curves, images and texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import lightning as L
+import numpy as np
+import torch
+from lightning.pytorch.loggers import Logger
+from torch import Tensor
+from torch.optim import Optimizer
+
+from looped_lm import LoopedLM
+from looped_lm.common.errors import UserError
+
+#: Regular expressions of tags, by the title of their chart, by group.
+Charts = dict[str, dict[str, list[str]]]
+Values = Mapping[str, Tensor | float]
+Kind = TypeVar("Kind", bound=L.Callback)
+
+
+class Telemetry(L.Callback):
+    """Hands values to the loggers at logging steps, and costs nothing at the others.
+
+    A subclass gives values from before the optimizer step, after it, or both. Nothing waits for the device before the
+    step has ended, and then all values do together.
+    """
+
+    #: What is written, for `TensorBoardLayout`.
+    shown: ClassVar[Charts] = {}
+    _due = False
+    _values: Values = {}
+
+    def charts(self, trainer: L.Trainer, pl_module: LoopedLM) -> Charts:
+        """What is written, for `TensorBoardLayout`."""
+        return self.shown
+
+    def before_step(self, trainer: L.Trainer, pl_module: LoopedLM, optimizer: Optimizer) -> Values:
+        """Values by name from before the optimizer step; called at logging steps, on every rank."""
+        return {}
+
+    def after_step(self, trainer: L.Trainer, pl_module: LoopedLM) -> Values:
+        """Values by name from after the optimizer step; called at logging steps, on every rank."""
+        return {}
+
+    def is_wanted(self, trainer: L.Trainer, pl_module: LoopedLM) -> bool:
+        """Whether the optimizer step under way is a logging step, and this process has loggers to write to."""
+        writes = bool(trainer.loggers) and trainer.is_global_zero
+        return writes and pl_module.logs_step(trainer.global_step + 1)
+
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: LoopedLM, optimizer: Optimizer) -> None:
+        # Asked before the step, as the module does that logs the loss: a stop that is decided later logs none.
+        self._due = pl_module.logs_step(trainer.global_step + 1)
+        if self._due:
+            self._values = self.before_step(trainer, pl_module, optimizer)
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: LoopedLM, *_: Any) -> None:
+        if self._due:
+            self._due = False
+            write_scalars(trainer, {**self._values, **self.after_step(trainer, pl_module)})
+            self._values = {}
+
+
+class TensorBoardLayout(L.Callback):
+    """Groups the curves of loggers that have a custom layout (TensorBoard): loss, optimizer, recurrences, cost, speed.
+
+    Every callback says by a method `charts(trainer, pl_module) -> Charts` what it will log and how that belongs
+    together, so a callback of your own has its place, too. Charts are told by patterns and not by lists of tags:
+    TensorBoard joins the layouts of all runs that it shows, and runs with other recurrences or roles then share charts.
+    """
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
+        if not trainer.is_global_zero:
+            return
+        layout = as_layout(self.collect(trainer, pl_module))
+        for writer in map(writer_of, trainer.loggers):
+            if hasattr(writer, "add_custom_scalars"):
+                writer.add_custom_scalars(layout)
+
+    @staticmethod
+    def collect(trainer: L.Trainer, pl_module: LoopedLM) -> Charts:
+        """Charts of the module and of all callbacks that have some."""
+        groups: Charts = {"loss": {"loss by step": ["train/loss", "val/loss"]}}
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            of_callback = getattr(callback, "charts", None)
+            for group, charts in (of_callback(trainer, pl_module) if of_callback else {}).items():
+                groups.setdefault(group, {}).update(charts)
+        groups["loss"]["perplexity"] = ["val/perplexity"]
+        if pl_module.recurrences.varies:
+            groups.setdefault("recurrences", {})["recurrences of the step"] = ["train/recurrences"]
+        return groups
+
+
+def as_layout(groups: Charts) -> dict[str, dict[str, list]]:
+    """Charts in the form of `SummaryWriter.add_custom_scalars`, whose patterns match beginnings of tags."""
+    return {
+        group: {title: ["Multiline", [f"{tag}$" for tag in tags]] for title, tags in charts.items()}
+        for group, charts in groups.items()
+    }
+
+
+def needed(trainer: L.Trainer, kind: type[Kind], by: L.Callback) -> Kind:
+    """The trainer's callback of a kind.
+
+    Raises:
+        UserError: there is none.
+    """
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, kind):
+            return callback
+    raise UserError(
+        f"callbacks.{type(by).__name__} needs callbacks.{kind.__name__}, and trainer.callbacks has none. A config that "
+        "sets `trainer.callbacks` replaces the list of base.yaml; `trainer.callbacks+` appends to it."
+    )
+
+
+def write_scalars(trainer: L.Trainer, values: Values, to: Sequence[Logger] | None = None) -> None:
+    """Hand values to the trainer's loggers at once, under the number of optimizer steps done.
+
+    Not through `LightningModule.log`, which takes a third of a millisecond for each value, fetches each on its own and
+    repeats the last one where none is logged anew. Such values are for loggers alone: nothing can monitor them.
+
+    Args:
+        trainer: a trainer whose optimizer step has ended; ranks other than zero write nothing.
+        values: numbers by name; tensors () are on one device and cross to the host in one transfer.
+        to: some of the trainer's loggers; None: all.
+    """
+    loggers = trainer.loggers if to is None else to
+    if not (loggers and trainer.is_global_zero and values):
+        return
+    numbers = {name: v for name, v in values.items() if not isinstance(v, Tensor)}
+    tensors = {name: v for name, v in values.items() if isinstance(v, Tensor)}
+    if tensors:
+        numbers |= zip(tensors, torch.stack(list(tensors.values())).tolist(), strict=True)
+    for logger in loggers:
+        logger.log_metrics(numbers, step=trainer.global_step)
+
+
+def writer_of(logger: Logger) -> Any:
+    """What a logger writes with, such as TensorBoard's SummaryWriter; None if it has no such thing. On rank zero."""
+    return getattr(logger, "experiment", None)
+
+
+def takes_images(logger: Logger) -> bool:
+    """Whether a logger has a place for images: `log_image`, as W&B's, or TensorBoard's writer. On rank zero."""
+    return hasattr(logger, "log_image") or hasattr(writer_of(logger), "add_image")
+
+
+def takes_texts(logger: Logger) -> bool:
+    """Whether a logger has a place for texts: `log_text`, as W&B's, or TensorBoard's writer. On rank zero."""
+    return hasattr(logger, "log_text") or hasattr(writer_of(logger), "add_text")
+
+
+def write_image(trainer: L.Trainer, name: str, image: np.ndarray) -> None:
+    """Hand an image (H,W,3) of uint8 to every logger that takes images; called on rank zero."""
+    for logger in filter(takes_images, trainer.loggers):
+        if hasattr(logger, "log_image"):
+            logger.log_image(name, [image], step=trainer.global_step)
+        else:
+            writer_of(logger).add_image(name, image, trainer.global_step, dataformats="HWC")
+
+
+def write_texts(trainer: L.Trainer, name: str, parts: Mapping[str, str]) -> None:
+    """Hand texts by their titles to every logger that takes texts: a row of a table in W&B, Markdown in TensorBoard.
+
+    Called on rank zero.
+    """
+    for logger in filter(takes_texts, trainer.loggers):
+        if hasattr(logger, "log_text"):
+            logger.log_text(name, list(parts), [list(parts.values())], step=trainer.global_step)
+        else:
+            writer_of(logger).add_text(name, as_markdown(parts), trainer.global_step)
+
+
+def as_markdown(parts: Mapping[str, str]) -> str:
+    """Titles in bold, each over its text, unchanged and indented, so that none of it counts as Markdown."""
+    blocks = []
+    for title, text in parts.items():
+        lines = text.replace("\t", "    ").splitlines() or [""]
+        blocks.append(f"**{title}**\n\n" + "\n".join(f"    {line}" for line in lines))
+    return "\n\n".join(blocks)

@@ -1,0 +1,92 @@
+"""Files and folders written whole or not at all: aside, down to the disk, and then under their names."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from looped_lm.common.errors import UserError
+
+PARTIAL = ".partial"
+"""Ending of a file that is being written; one that a killed process left behind may be removed."""
+
+
+@contextmanager
+def new_file(path: str | Path) -> Iterator[Path]:
+    """A path to write to, which becomes `path` when the block ends and all of it is on the disk.
+
+    A process killed at any moment, and a block that raises, leave the file that was there before. Missing folders are
+    made.
+
+    Raises:
+        OSError: the disk is full, or the folder cannot be written to.
+    """
+    aside = Path(f"{path}{PARTIAL}")
+    try:
+        aside.parent.mkdir(parents=True, exist_ok=True)
+        yield aside
+        _flush(aside)
+        aside.replace(path)
+        _flush(aside.parent)
+    except BaseException:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes `path` when the block ends and all of it is on the disk.
+
+    Raises:
+        UserError: there is something at `path`.
+        OSError: the disk is full, or the folder above cannot be written to.
+    """
+    if path.exists():
+        raise UserError(f"{path} exists, and nothing is overwritten: name another folder, or remove it.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    try:
+        yield aside
+        for file in aside.iterdir():
+            _flush(file)
+        # mkdtemp makes the folder private; it is to be shared.
+        umask = os.umask(0)
+        os.umask(umask)
+        aside.chmod(0o777 & ~umask)
+        aside.rename(path)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    """Have the disk hold what was written: the content of a file, or the names in a folder."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def failing_with(way_out: str, path: str | Path) -> Iterator[None]:
+    """Name the file and the system's reason where the block cannot write.
+
+    torch.save raises a RuntimeError or another OSError while it handles the system's own, of a full disk, for example.
+
+    Raises:
+        UserError: the block raised an OSError, or something else because of one.
+    """
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None or isinstance(error, UserError):
+            raise
+        raise UserError(f"{path} could not be written ({cause.strerror or cause}). {way_out}") from error

@@ -1,0 +1,191 @@
+"""Every private part of Lightning that this project touches, each behind a function that says what it is for.
+
+All were checked with Lightning 2.6.6. `tests/looped_lm/runs/test_lightning_internals.py` fails where one of them moves,
+and where another file touches a private part. Loops, their counters and their limits count as private here: no page of
+Lightning's documentation promises them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.plugins.environments import ClusterEnvironment
+from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO as WrappingCheckpointIO
+from torch import Tensor
+
+__all__ = [
+    "WrappingCheckpointIO"
+]  # Strategies ask for this class; a public `CheckpointIO` around another is refused.
+
+# ---- Loggers ---------------------------------------------------------------------------------------------------------
+
+
+def version_given(logger: TensorBoardLogger | CSVLogger) -> int | str | None:
+    """The version that a logger was built with. The public `version` makes one up where there is none."""
+    return logger._version
+
+
+def write_into(logger: TensorBoardLogger | CSVLogger, version: str) -> None:
+    """Have a logger write into another version's folder. `version` can be given to its constructor only."""
+    logger._version = version
+
+
+def purge_after(logger: Logger, step: int) -> None:
+    """Have readers of TensorBoard's files leave out what earlier files hold after `step`.
+
+    The writer takes that as an argument, and the logger's constructor alone hands arguments on.
+    """
+    if isinstance(logger, TensorBoardLogger):
+        logger._kwargs["purge_step"] = step + 1
+
+
+# ---- Steps and batches -----------------------------------------------------------------------------------------------
+
+
+def set_max_steps(trainer: L.Trainer, steps: int) -> None:
+    """Set the number of optimizer steps after which fit ends. The public `max_steps` is read-only."""
+    trainer.fit_loop.epoch_loop.max_steps = steps
+
+
+def start_without_steps(trainer: L.Trainer) -> None:
+    """Have fit call `on_train_start` although no step is left; it would return before that.
+
+    The limit is one step higher until the loop resets itself, which it does just before `on_train_start`.
+    """
+    loop, steps = trainer.fit_loop, trainer.max_steps
+    reset = loop.reset
+
+    def reset_and_restore() -> None:
+        set_max_steps(trainer, steps)
+        loop.reset = reset  # type: ignore[method-assign]
+        reset()
+
+    loop.reset = reset_and_restore  # type: ignore[method-assign]
+    set_max_steps(trainer, steps + 1)
+
+
+def batches_begun(trainer: L.Trainer) -> int:
+    """Micro-batches since the beginning of training, the present one included. Hooks are told those of the epoch."""
+    return trainer.fit_loop.epoch_loop.batch_progress.total.ready
+
+
+def take_steps_back(trainer: L.Trainer, checkpoint: Mapping[str, Any]) -> None:
+    """Set the counters of optimizer steps to a checkpoint's; those of batches go on. A fit cannot be resumed midway."""
+    loop, saved = trainer.fit_loop.epoch_loop, checkpoint["loops"]["fit_loop"]
+    optimizers = saved["epoch_loop.automatic_optimization.optim_progress"]
+    loop.automatic_optimization.optim_progress.load_state_dict(optimizers)
+    loop.scheduler_progress.load_state_dict(saved["epoch_loop.scheduler_progress"])
+    loop._batches_that_stepped = saved["epoch_loop.state_dict"]["_batches_that_stepped"]
+
+
+# ---- Validation ------------------------------------------------------------------------------------------------------
+
+
+def validate_now(trainer: L.Trainer) -> None:
+    """Run the validation of fit. `Trainer.validate` would end the fit."""
+    loop = trainer.fit_loop.epoch_loop.val_loop
+    loop.restarting = False
+    trainer.validating = True
+    loop.run()
+    trainer.training = True
+
+
+def reload_validation_data(trainer: L.Trainer) -> None:
+    """Have the next validation ask for its loader again. It keeps the first one, but for a setting in epochs."""
+    trainer.fit_loop.epoch_loop.val_loop._combined_loader = None
+
+
+def validation_progress(trainer: L.Trainer) -> tuple[int, float]:
+    """Batches of the validation that runs: those begun, and all. Its hooks are told the loader's, not all loaders'."""
+    loop = trainer.fit_loop.epoch_loop.val_loop
+    return loop.batch_progress.current.ready, sum(loop.max_batches)
+
+
+# ---- Signals ---------------------------------------------------------------------------------------------------------
+
+
+def cluster_environment(trainer: L.Trainer) -> ClusterEnvironment:
+    """The environment whose settings Lightning's signal handlers follow. A strategy of one device has none to ask."""
+    return trainer._accelerator_connector.cluster_environment
+
+
+def leave_signals_alone(trainer: L.Trainer) -> None:
+    """Switch off the broadcast of a SIGTERM at every micro-batch, for which there is no setting."""
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+
+
+def take_sigterm(trainer: L.Trainer) -> bool:
+    """Whether Lightning's handler has received a SIGTERM, which it then forgets. `received_sigterm` is read-only."""
+    received = trainer.received_sigterm
+    trainer._signal_connector.received_sigterm = False
+    return received
+
+
+# ---- Modules and checkpoints -----------------------------------------------------------------------------------------
+
+
+def is_attached(module: L.LightningModule) -> bool:
+    """Whether a module has a trainer; the public `trainer` raises where it has none."""
+    return module._trainer is not None
+
+
+def save_now(saver: ModelCheckpoint, trainer: L.Trainer) -> str | None:
+    """Have a checkpoint callback save this step as one of its own, if it did not yet.
+
+    `Trainer.save_checkpoint` would leave a file that the callback neither counts nor removes.
+
+    Returns:
+        The path; None where the callback keeps those that it has.
+    """
+    if saver._last_global_step_saved != trainer.global_step:
+        saver._save_topk_checkpoint(trainer, saver._monitor_candidates(trainer))
+    return saver._last_checkpoint_saved if saver._last_global_step_saved == trainer.global_step else None
+
+
+class NewestCheckpoints(ModelCheckpoint):
+    """Keeps the newest checkpoints by the trainer's count of steps.
+
+    ModelCheckpoint has no public place for any of this: which step a checkpoint is of, a second one of the same step,
+    what is removed, and what comes before one is written.
+    """
+
+    def save(self, trainer: L.Trainer) -> None:
+        """Write the state as it is, unless that was done at this step."""
+        if not self._should_skip_saving_checkpoint(trainer):
+            self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
+
+    def _save_topk_checkpoint(self, trainer: L.Trainer, monitor_candidates: dict[str, Tensor]) -> None:
+        path = self.format_checkpoint_name(monitor_candidates)
+        if path in self.best_k_models:
+            # This run's own of this step, from before the validation that has come since.
+            self._save_checkpoint(trainer, path)
+        else:
+            super()._save_topk_checkpoint(trainer, monitor_candidates)
+
+    def _should_remove_checkpoint(self, trainer: L.Trainer, previous: str, current: str) -> bool:
+        # Lightning keeps the one that was resumed from; here it is one of the run's own like any other.
+        return previous != current
+
+    def _save_checkpoint(self, trainer: L.Trainer, filepath: str) -> None:
+        # A run that goes on from here logs no step before it again: what loggers hold back must not go with a kill.
+        for logger in trainer.loggers:
+            logger.save()
+        super()._save_checkpoint(trainer, filepath)
+
+    def _monitor_candidates(self, trainer: L.Trainer) -> dict[str, Tensor]:
+        return {**super()._monitor_candidates(trainer), "step": torch.tensor(trainer.global_step)}
+
+
+# ---- Devices ---------------------------------------------------------------------------------------------------------
+
+
+def peak_flops_table() -> Mapping[str, Mapping[Any, float]]:
+    """Peak FLOPs/s by name of a GPU and dtype. The public function looks up the GPU that is there, and no other."""
+    from lightning.fabric.utilities.throughput import _CUDA_FLOPS
+
+    return _CUDA_FLOPS
