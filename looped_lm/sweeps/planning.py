@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from io import StringIO
 from typing import Any
@@ -139,21 +138,11 @@ class Planner:
             import_class(path)
 
 
-@contextmanager
-def _argv(words: list[str]) -> Iterator[None]:
-    before = sys.argv[1:]
-    sys.argv[1:] = words
-    try:
-        yield
-    finally:
-        sys.argv[1:] = before
-
-
 def _parsed(run: Run) -> PlanCLI:
     told = StringIO()
     try:
-        with redirect_stderr(told), _argv(resolve_arguments(run.arguments())):
-            return PlanCLI()
+        with redirect_stderr(told):
+            return PlanCLI(resolve_arguments(run.arguments()))
     except SystemExit:
         reason = told.getvalue().strip().removeprefix("error: ")
         raise UserError(f"Run {run.id} is refused: {reason}") from None
