@@ -76,7 +76,6 @@ class Parser(LightningArgumentParser):
         sys.stderr.write(f"error: {message}\n{helpful}\n" if helpful else f"error: {message}\n")
         sys.exit(2)
 
-
     def instantiate_classes(self, cfg: Any, **kwargs: Any) -> Any:
         """Build what a configuration describes; what a constructor raises arrives as it was raised.
 

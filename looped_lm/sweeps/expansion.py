@@ -9,7 +9,7 @@ from typing import Any
 
 from looped_lm.common.errors import UserError
 from looped_lm.sweeps.files import BY, CONFIG, Shared, SweepFile, config_path, load, refuse_unknown, same
-from looped_lm.sweeps.runs import Run
+from looped_lm.sweeps.runs import Run, told
 
 _COMPARISON = re.compile(r"(<=|>=|!=|<|>)\s*(\S+)")
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
@@ -21,9 +21,19 @@ def expand(sweep: SweepFile) -> list[Run]:
     """The runs of a sweep, in the order of its axes, the last one running fastest.
 
     Raises:
-        UserError: an axis, a rule or a config that cannot be right, or two runs that are the same.
-        UserError: a config file that does not exist.
+        UserError: an axis, a rule or a config that cannot be right, a run that `fit` would refuse, or two runs that are
+            the same.
     """
+    runs = _expanded(sweep)
+    seen: dict[str, Run] = {}
+    for run in runs:
+        if seen.setdefault(run.hash, run) is not run:
+            raise UserError(f"{sweep.path}: the same run stands in it twice: {run.id} ({told(run.axes)}).")
+    return runs
+
+
+def _expanded(sweep: SweepFile) -> list[Run]:
+    """The runs of a sweep, without the look at what each trains that parsing takes."""
     order = _order(sweep)
     used: dict[str, set[str]] = {}
     points = list(_points(sweep, order, {}, used))
@@ -37,13 +47,7 @@ def expand(sweep: SweepFile) -> list[Run]:
                 )
     points = [{key: point[key] for key in sweep.grid} for point in points]
     points = _apply_rules(points, sweep.keys, sweep.only, sweep.skip, str(sweep.path))
-    runs = [_run(sweep, point) for point in points]
-    seen: dict[str, Run] = {}
-    for run in runs:
-        other = seen.setdefault(run.hash, run)
-        if other is not run:
-            raise UserError(f"{sweep.path}: the same run stands in it twice: {run.id} ({_told(run.axes)}).")
-    return runs
+    return [_run(sweep, point) for point in points]
 
 
 def shared_runs(sweep: SweepFile) -> list[Run]:
@@ -57,7 +61,7 @@ def shared_runs(sweep: SweepFile) -> list[Run]:
 
 def _runs_of(entry: Shared, sweep: SweepFile) -> list[Run]:
     other = load(entry.sweep)
-    runs = expand(other)
+    runs = _expanded(other)
     kept = _apply_rules(
         [run.axes for run in runs],
         other.keys,
@@ -153,7 +157,7 @@ def _apply_rules(
         for rule in rules:
             refuse_unknown(rule, {**keys, **points[0]}, f"{where}, {kind}")
             if not any(_meets(point, keys, rule) for point in points):
-                raise UserError(f"{where}: no run meets the rule {kind} {_told(rule)}.")
+                raise UserError(f"{where}: no run meets the rule {kind} {told(rule)}.")
     kept = [p for p in points if not only or any(_meets(p, keys, rule) for rule in only)]
     kept = [p for p in kept if not any(_meets(p, keys, rule) for rule in skip)]
     if not kept:
@@ -175,8 +179,4 @@ def _matches(value: Any, wanted: Any) -> bool:
     try:
         return _OPERATORS[comparison.group(1)](float(value), float(comparison.group(2)))
     except (TypeError, ValueError):
-        raise UserError(f"The rule {wanted!r} compares numbers, and {value!r} is none.") from None
-
-
-def _told(values: dict[str, Any]) -> str:
-    return ", ".join(f"{key}: {value}" for key, value in values.items())
+        raise UserError(f"The rule {wanted!r} compares numbers, and {value!r} is not one.") from None

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import redirect_stderr
 from dataclasses import dataclass
-from io import StringIO
 from typing import Any
 
 import torch
 from lightning.fabric.utilities.throughput import _CUDA_FLOPS
 
 from looped_lm.common.errors import UserError
+from looped_lm.common.text import did_you_mean
 from looped_lm.configuration.config_files import resolve_arguments
 from looped_lm.configuration.parser import PlanCLI, processes
 from looped_lm.loop.component import import_class
+from looped_lm.sweeps.identity import refusals_raised
 from looped_lm.sweeps.runs import Run
 from looped_lm.training.memory import estimate
 from looped_lm.training.schedules import accumulation
@@ -139,14 +138,10 @@ class Planner:
 
 
 def _parsed(run: Run) -> PlanCLI:
-    told = StringIO()
     try:
-        with redirect_stderr(told):
+        with refusals_raised():
             return PlanCLI(resolve_arguments(run.arguments()))
-    except SystemExit:
-        reason = told.getvalue().strip().removeprefix("error: ")
-        raise UserError(f"Run {run.id} is refused: {reason}") from None
-    except ValueError as error:
+    except UserError as error:
         raise UserError(f"Run {run.id} is refused: {error}") from error
 
 
@@ -168,8 +163,7 @@ def peak_flops(device: str, precision: str) -> float:
         UserError: the table does not have the device, or not for this precision.
     """
     if device not in _CUDA_FLOPS:
-        close = difflib.get_close_matches(device, _CUDA_FLOPS, n=1, cutoff=0.3)
-        guess = f" Did you mean {close[0]!r}?" if close else ""
+        guess = did_you_mean(device, _CUDA_FLOPS, cutoff=0.3)
         raise UserError(
             f"Device {device!r} is not in Lightning's table.{guess} It has: {', '.join(sorted(_CUDA_FLOPS))}. "
             "Or give --peak-flops."

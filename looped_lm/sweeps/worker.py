@@ -10,8 +10,9 @@ import threading
 import time
 from pathlib import Path
 
+from fitting.records import RunRecord
 from looped_lm.configuration.command_line import run_as_command_line
-from looped_lm.sweeps.place import Claimed, Place, Record, State
+from looped_lm.sweeps.place import Claimed, Place, State
 from looped_lm.sweeps.runs import Run
 
 BUSY = 76
@@ -65,7 +66,7 @@ def work(place: Place, run: Run, extra: tuple[str, ...] = (), attempts: int | No
         return BUSY
 
 
-def _wall_seconds(record: Record | None) -> float:
+def _wall_seconds(record: RunRecord | None) -> float:
     return 0.0 if record is None else record.wall_seconds
 
 

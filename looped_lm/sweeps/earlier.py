@@ -1,0 +1,123 @@
+"""Runs that were begun under another id are found again by what they train.
+
+An id changes when a version computes it in another way, or when a class gets an argument that it did not have. The
+run's folder, claim and record then keep the old id, so that nothing is trained again.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fitting.records import RECORD_SUFFIX
+from looped_lm.common.errors import UserError
+from looped_lm.sweeps import attempts
+from looped_lm.sweeps.identity import counts, identity, plain_key, resolve, resolve_again, values
+from looped_lm.sweeps.runs import Run
+
+MARKER = "queued.json"
+"""In a run's folder: the job that SLURM has for it."""
+
+
+class Earlier:
+    """The configurations that a sweep's folders and collected records hold.
+
+    Args:
+        root: folder of the sweep's runs.
+        records: folder of collected records.
+    """
+
+    def __init__(self, root: Path, records: Path) -> None:
+        self.root, self.records = root, records
+        self._identities: dict[tuple[str, tuple[str, ...]], dict[str, Any]] = {}
+        self._filled: dict[str, dict[str, Any]] = {}
+
+    def name(self, run: Run) -> str | None:
+        """Name of the folder or record whose run trains the same, or None."""
+        for name in self._configs:
+            known = self._identity(name, run)
+            if known == run.identity:
+                return name
+            # A key that did not exist then is at the default of today.
+            if known.items() < run.identity.items():
+                with suppress(UserError, KeyError):
+                    self._fill(name)
+                    if identity(self._filled[name], run.axes) == run.identity:
+                        return name
+        return None
+
+    @cached_property
+    def _configs(self) -> dict[str, dict[str, Any]]:
+        """Resolved configurations by the names of folders and records that hold one."""
+        folders = [path for path in sorted(self.root.glob("*")) if path.is_dir()]
+        found = {path.name: config for path in folders if (config := _of_folder(path))}
+        for path in sorted(self.records.glob(f"*{RECORD_SUFFIX}")):
+            name = path.name.removesuffix(RECORD_SUFFIX)
+            if name not in found and (config := _of_record(path)):
+                found[name] = config
+        return found
+
+    def _identity(self, name: str, run: Run) -> dict[str, Any]:
+        key = (name, tuple(run.axes))
+        if key not in self._identities:
+            self._identities[key] = identity(self._values(name, self._configs[name]), run.axes)
+        return self._identities[key]
+
+    def _fill(self, name: str) -> None:
+        if name not in self._filled:
+            self._filled[name] = self._values(name, resolve_again(self._configs[name]))
+
+    def _values(self, name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of a configuration, without what an attempt's options for its machine made of them."""
+        found = values(config)
+        for event in attempts.read(self.root / name):
+            arguments, machine = attempts.split(event.get("command", []))
+            changed = [key for word in machine if counts(key := plain_key(word[2:].partition("=")[0]))]
+            with suppress(UserError, OSError):
+                own = values(resolve(arguments)) if changed else {}
+                found |= {key: own[key] for key in changed if key in own}
+        return found
+
+
+def _of_folder(folder: Path) -> dict[str, Any] | None:
+    """The configuration of a folder's run, from whatever its latest attempt came to write."""
+    for path in sorted(folder.glob(f"*/checkpoints/*{RECORD_SUFFIX}")):
+        if config := _of_record(path):
+            return config
+    for path in sorted(folder.glob("version_*/config.yaml")):
+        with suppress(yaml.YAMLError, UnicodeDecodeError):
+            config = yaml.safe_load(path.read_text(encoding="utf-8"))
+            if isinstance(config, dict):
+                return config
+    with suppress(UserError, OSError):
+        for event in attempts.read(folder):
+            if arguments := attempts.split(event.get("command", []))[0]:
+                return resolve(arguments)
+        if (queued := _queued(folder)) is not None:
+            return resolve(queued.arguments())
+    return None
+
+
+def _of_record(path: Path) -> dict[str, Any] | None:
+    with suppress(OSError, ValueError):
+        config = json.loads(path.read_text(encoding="utf-8")).get("config")
+        return config if isinstance(config, dict) else None
+    return None
+
+
+def _queued(folder: Path) -> Run | None:
+    """The run of a folder that holds no more than the number of its SLURM job: that of the call which waits there."""
+    try:
+        job = json.loads((folder / MARKER).read_text(encoding="utf-8"))["job"]
+        _, run, *_ = pickle.loads((folder.parent / "slurm" / f"{job}_submitted.pkl").read_bytes()).args
+    except Exception:
+        # The job is done, or its files were written by another version of submitit.
+        return None
+    return run if isinstance(run, Run) else None

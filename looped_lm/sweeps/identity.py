@@ -1,0 +1,205 @@
+"""What a run trains: its configuration as `fit` would resolve it, reduced to the keys that decide what is trained.
+
+Two ways to write a run resolve to the same configuration, so they have the same identity. Old run folders and records
+hold a resolved configuration, too, which is how their runs are found again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
+from functools import cache, lru_cache
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import Namespace
+
+from looped_lm.common.errors import UserError
+from looped_lm.configuration.config_files import BASE, resolve_arguments
+from looped_lm.configuration.parser import Parser, PlanCLI
+from looped_lm.loop.component import class_path, import_class
+from looped_lm.training.resume import BEFORE
+
+IDENTITY = (
+    "seed_everything", "model", "data", "trainer.precision", "trainer.gradient_clip_val",
+    "trainer.gradient_clip_algorithm", "trainer.max_steps", "trainer.max_time", "trainer.limit_train_batches",
+    "trainer.limit_val_batches", "trainer.overfit_batches",
+)  # fmt: skip
+"""What decides what is trained. Loggers, callbacks and devices do not."""
+NOT_IDENTITY = (
+    "model.val_every_steps",
+    "model.compile_layers",
+    "model.recompute",
+    "data.batch_size",
+    "data.val_batch_size",
+    "data.val_rows",
+    "data.num_workers",
+)
+"""Of those: what may change from one machine to the next without making it another run. An axis always counts."""
+_NOT_PARSED_AGAIN = ("callbacks", "logger")
+"""Settings of the Trainer that no identity holds and that take most of the time of parsing."""
+
+
+# ---- From a configuration to an identity ----------------------------------------------------------------------------
+
+
+def values(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A resolved configuration as one mapping from dotted keys to values.
+
+    A component's key has its class, by one name whatever the configuration calls it, and its arguments follow without
+    `init_args`. Whole numbers are integers, so that 1e18 and 1000000000000000000 are one value.
+    """
+    return dict(_leaves(config))
+
+
+def identity(config_values: Mapping[str, Any], axes: Collection[str]) -> dict[str, Any]:
+    """What of the values of a configuration decides what is trained.
+
+    A value that every run had before its key existed is left out, so that a new key changes no identity.
+
+    Args:
+        config_values: as `values` gives them.
+        axes: keys that count because they are axes of the sweep.
+    """
+    axes = {plain_key(axis) for axis in axes}
+    before = _before()
+    return {
+        key: value
+        for key, value in config_values.items()
+        if (counts(key) or _within(key, axes)) and not (key in before and before[key] == value)
+    }
+
+
+def digest(an_identity: Mapping[str, Any]) -> str:
+    """Eight hexadecimal digits that follow from an identity."""
+    return hashlib.sha256(json.dumps(an_identity, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def counts(key: str) -> bool:
+    """Whether a key decides what is trained, where it is no axis."""
+    return _within(key, IDENTITY) and key not in NOT_IDENTITY
+
+
+def plain_key(key: str) -> str:
+    """A key without the words that say how a component is written."""
+    return ".".join(part for part in key.split(".") if part not in ("class_path", "init_args"))
+
+
+def _within(key: str, keys: Collection[str]) -> bool:
+    return any(key == other or key.startswith(f"{other}.") for other in keys)
+
+
+def _leaves(content: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    if not isinstance(content, Mapping) or not content:
+        yield key, _plain(content)
+        return
+    for name, value in content.items():
+        if name == "class_path":
+            yield key, _one_name(value)
+        elif name != "init_args":
+            yield from _leaves(value, f"{key}.{name}" if key else str(name))
+        elif value:
+            yield from _leaves(value, key)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [values(item) if isinstance(item, Mapping) else _plain(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+@cache
+def _one_name(path: str) -> str:
+    try:
+        return class_path(import_class(path))
+    except (ValueError, AttributeError):
+        # Of a class that is gone, or of no class.
+        return path
+
+
+@lru_cache(maxsize=1)
+def _before() -> dict[str, Any]:
+    return values({"model": BEFORE})
+
+
+# ---- Resolving ------------------------------------------------------------------------------------------------------
+
+
+class _ParsedOnly(PlanCLI):
+    """Parses and builds nothing."""
+
+    def before_instantiate_classes(self) -> None: ...
+
+    def instantiate_classes(self) -> None: ...
+
+    def after_instantiate_classes(self) -> None: ...
+
+
+def resolve(arguments: Sequence[str]) -> dict[str, Any]:
+    """The configuration that `fit` would resolve from arguments, with every default written out.
+
+    The Trainer's callbacks and loggers are null, unless an option names them.
+
+    Args:
+        arguments: `--config FILE` as two words each, and then `--key=value`.
+
+    Raises:
+        UserError: `fit` would refuse them.
+    """
+    split = next((i for i in range(0, len(arguments), 2) if arguments[i] != "--config"), len(arguments))
+    files, options = arguments[:split], arguments[split:]
+    with refusals_raised():
+        contents = tuple(Path(file).read_bytes() for file in (str(BASE), *files[1::2]))
+        parser, underneath = _parsed(tuple(files), contents)
+        config = underneath.clone()
+        for name in _NOT_PARSED_AGAIN:
+            if not any(option.startswith(f"--trainer.{name}") for option in options):
+                config.trainer[name] = None
+        # Without defaults: they are in what lies underneath.
+        return _dumped(parser, parser.parse_args(list(options), namespace=config, defaults=False))
+
+
+def resolve_again(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A resolved configuration of an earlier version with the keys that did not exist then, at today's defaults.
+
+    Raises:
+        UserError: it has keys or classes that do not exist any more.
+    """
+    trainer = {k: v for k, v in config["trainer"].items() if k not in _NOT_PARSED_AGAIN}
+    with refusals_raised():
+        parser, _ = _parsed((), (BASE.read_bytes(),))
+        known = {key: config[key] for key in ("seed_everything", "model", "data")}
+        return _dumped(parser, parser.parse_object({**known, "trainer": trainer}))
+
+
+@lru_cache(maxsize=64)
+def _parsed(files: tuple[str, ...], contents: tuple[bytes, ...]) -> tuple[Parser, Namespace]:
+    """A parser, and what it makes of config files; hundreds of runs share a few of them.
+
+    The contents of the files are arguments so that a changed file is parsed anew.
+    """
+    cli = _ParsedOnly(resolve_arguments(list(files)))
+    return cli.parser, cli.config  # type: ignore[return-value]
+
+
+def _dumped(parser: Parser, config: Namespace) -> dict[str, Any]:
+    dump = parser.dump(config, format="json", skip_none=False, skip_validation=True)
+    return json.loads(dump)  # type: ignore[no-any-return]
+
+
+@contextmanager
+def refusals_raised() -> Iterator[None]:
+    """A parser's way to refuse, which is to print and to leave, as an exception.
+
+    Raises:
+        UserError: what the parser printed.
+    """
+    told = StringIO()
+    try:
+        with redirect_stderr(told):
+            yield
+    except SystemExit:
+        raise UserError(told.getvalue().strip().removeprefix("error: ")) from None
