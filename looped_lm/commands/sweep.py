@@ -88,7 +88,8 @@ def main(arguments: Sequence[str]) -> int:
     options = parser().parse_args(arguments)
     if options.command == "plan":
         return _plan(options)
-    _check_launcher(options)
+    if options.command in ("run", "retry"):
+        _check_launcher(options)
     sweep = Sweep(options)
     commands = {"run": sweep.run, "retry": sweep.run, "status": sweep.status, "records": sweep.collect}
     return commands[options.command]()
@@ -164,11 +165,10 @@ def _planned(planner: Planner, runs: list[Run]) -> list[PlannedRun]:
 
 
 def _check_launcher(options: argparse.Namespace) -> None:
-    launcher = getattr(options, "launcher", None)
-    for name in {"slurm": ("jobs", "devices"), "local": ("profile",)}.get(launcher, ()):
+    for name in ("jobs", "devices") if options.launcher == "slurm" else ("profile",):
         if getattr(options, name) is not None:
-            raise UserError(f"--{name} has no effect with --launcher {launcher}: leave it out.")
-    if launcher == "local" and options.jobs is not None and options.jobs < 1:
+            raise UserError(f"--{name} has no effect with --launcher {options.launcher}: leave it out.")
+    if options.jobs is not None and options.jobs < 1:
         raise UserError(f"--jobs is {options.jobs}; it must be at least 1.")
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -36,45 +35,31 @@ class Earlier:
 
     def __init__(self, root: Path, records: Path) -> None:
         self.root, self.records = root, records
-        self._identities: dict[tuple[str, tuple[str, ...]], dict[str, Any]] = {}
-        self._filled: dict[str, dict[str, Any]] = {}
 
     def name(self, run: Run) -> str | None:
         """Name of the folder or record whose run trains the same, or None."""
-        for name in self._configs:
-            known = self._identity(name, run)
-            if known == run.identity:
-                return name
-            # A key that did not exist then is at the default of today.
-            if known.items() < run.identity.items():
-                with suppress(UserError, KeyError):
-                    self._fill(name)
-                    if identity(self._filled[name], run.axes) == run.identity:
-                        return name
+        wanted = run.identity
+        for name, (config, found) in self._found.items():
+            if any(found.get(key, value) != value for key, value in wanted.items()):
+                continue
+            with suppress(UserError, KeyError):
+                if wanted.keys() - found.keys():
+                    # A key that did not exist then is at its default of today.
+                    found = self._as_planned(name, resolve_again(config))
+                if identity(found, run.axes) == wanted:
+                    return name
         return None
 
     @cached_property
-    def _configs(self) -> dict[str, dict[str, Any]]:
-        """Resolved configurations by the names of folders and records that hold one."""
+    def _found(self) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+        """Resolved configurations by the names of folders and records that hold one, and their values."""
         folders = [path for path in sorted(self.root.glob("*")) if path.is_dir()]
-        found = {path.name: config for path in folders if (config := _of_folder(path))}
-        for path in sorted(self.records.glob(f"*{RECORD_SUFFIX}")):
-            name = path.name.removesuffix(RECORD_SUFFIX)
-            if name not in found and (config := _of_record(path)):
-                found[name] = config
-        return found
+        records = sorted(self.records.glob(f"*{RECORD_SUFFIX}"))
+        configs = {path.name.removesuffix(RECORD_SUFFIX): _of_record(path) for path in records}
+        configs |= {path.name: config for path in folders if (config := _of_folder(path))}
+        return {name: (config, self._as_planned(name, config)) for name, config in configs.items() if config}
 
-    def _identity(self, name: str, run: Run) -> dict[str, Any]:
-        key = (name, tuple(run.axes))
-        if key not in self._identities:
-            self._identities[key] = identity(self._values(name, self._configs[name]), run.axes)
-        return self._identities[key]
-
-    def _fill(self, name: str) -> None:
-        if name not in self._filled:
-            self._filled[name] = self._values(name, resolve_again(self._configs[name]))
-
-    def _values(self, name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    def _as_planned(self, name: str, config: dict[str, Any]) -> dict[str, Any]:
         """The values of a configuration, without what an attempt's options for its machine made of them."""
         found = values(config)
         for event in attempts.read(self.root / name):

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
+from lightning.pytorch.cli import LightningArgumentParser
 
 from looped_lm.common.errors import UserError
 from looped_lm.configuration.config_files import BASE, resolve_arguments
-from looped_lm.configuration.parser import Parser, PlanCLI
+from looped_lm.configuration.parser import PlanCLI
 from looped_lm.loop.component import class_path, import_class
 from looped_lm.training.resume import BEFORE
 
@@ -176,18 +177,18 @@ def resolve_again(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=64)
-def _parsed(files: tuple[str, ...], contents: tuple[bytes, ...]) -> tuple[Parser, Namespace]:
+def _parsed(files: tuple[str, ...], contents: tuple[bytes, ...]) -> tuple[LightningArgumentParser, Namespace]:
     """A parser, and what it makes of config files; hundreds of runs share a few of them.
 
     The contents of the files are arguments so that a changed file is parsed anew.
     """
     cli = _ParsedOnly(resolve_arguments(list(files)))
-    return cli.parser, cli.config  # type: ignore[return-value]
+    return cli.parser, cli.config
 
 
-def _dumped(parser: Parser, config: Namespace) -> dict[str, Any]:
+def _dumped(parser: LightningArgumentParser, config: Namespace) -> dict[str, Any]:
     dump = parser.dump(config, format="json", skip_none=False, skip_validation=True)
-    return json.loads(dump)  # type: ignore[no-any-return]
+    return json.loads(dump)
 
 
 @contextmanager

@@ -313,7 +313,9 @@ def test_an_id_is_what_is_trained_and_nothing_else(tmp_path: Path) -> None:
     }
     assert told == set(ids("grid: {config: r4.yaml, model.horizon.flops: 1e9}")), "a class has one name"
     plain = "grid: {config: r4.yaml, model.horizon.flops: 1e13}"
-    defaults = "trainer.max_steps: -1, model.transfer.norm: 0.005, model.optimizer: looped_lm.MuonH, data.data_dir: null"
+    defaults = (
+        "trainer.max_steps: -1, model.transfer.norm: 0.005, model.optimizer: looped_lm.MuonH, data.seed: 0"
+    )
     assert ids(f"{plain}\nkeys: {{{defaults}}}") == [one], "a default may be written out"
     assert ids(f"{plain}\nkeys: {{trainer.limit_val_batches: 1}}") != [one], "its loss is another"
     assert ids(f"{plain}\nkeys: {{data.data_dir: 2024-01-01}}") != [one], "a date is text"
