@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +22,7 @@ from looped_lm.sweeps import attempts
 from looped_lm.sweeps.identity import counts, identity, plain_key, resolve, resolve_again, values
 from looped_lm.sweeps.runs import Run
 
+_ID = re.compile(r"(.*-)?[0-9a-f]{8}")
 MARKER = "queued.json"
 """In a run's folder: the job that SLURM has for it."""
 
@@ -53,11 +55,15 @@ class Earlier:
     @cached_property
     def _found(self) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
         """Resolved configurations by the names of folders and records that hold one, and their values."""
-        folders = [path for path in sorted(self.root.glob("*")) if path.is_dir()]
-        records = sorted(self.records.glob(f"*{RECORD_SUFFIX}"))
-        configs = {path.name.removesuffix(RECORD_SUFFIX): _of_record(path) for path in records}
-        configs |= {path.name: config for path in folders if (config := _of_folder(path))}
-        return {name: (config, self._as_planned(name, config)) for name, config in configs.items() if config}
+        found: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
+        for path in sorted([*self.root.glob("*"), *self.records.glob(f"*{RECORD_SUFFIX}")]):
+            name = path.name.removesuffix(RECORD_SUFFIX)
+            # Claims are named by the hash that a name ends in; folders without one are not the sweep's.
+            if name not in found and _ID.fullmatch(name):
+                config = _of_folder(path) if path.is_dir() else _of_record(path)
+                if config:
+                    found[name] = (config, self._as_planned(name, config))
+        return found
 
     def _as_planned(self, name: str, config: dict[str, Any]) -> dict[str, Any]:
         """The values of a configuration, without what an attempt's options for its machine made of them."""

@@ -31,14 +31,9 @@ IDENTITY = (
 )  # fmt: skip
 """What decides what is trained. Loggers, callbacks and devices do not."""
 NOT_IDENTITY = (
-    "model.val_every_steps",
-    "model.compile_layers",
-    "model.recompute",
-    "data.batch_size",
-    "data.val_batch_size",
-    "data.val_rows",
-    "data.num_workers",
-)
+    "model.val_every_steps", "model.compile_layers", "model.recompute", "data.batch_size", "data.val_batch_size",
+    "data.val_rows", "data.num_workers",
+)  # fmt: skip
 """Of those: what may change from one machine to the next without making it another run. An axis always counts."""
 _NOT_PARSED_AGAIN = ("callbacks", "logger")
 """Settings of the Trainer that no identity holds and that take most of the time of parsing."""
@@ -80,7 +75,7 @@ def digest(an_identity: Mapping[str, Any]) -> str:
 
 
 def counts(key: str) -> bool:
-    """Whether a key decides what is trained, where it is no axis."""
+    """Whether a key decides what is trained, if it is not an axis."""
     return _within(key, IDENTITY) and key not in NOT_IDENTITY
 
 
@@ -154,12 +149,12 @@ def resolve(arguments: Sequence[str]) -> dict[str, Any]:
     files, options = arguments[:split], arguments[split:]
     with refusals_raised():
         contents = tuple(Path(file).read_bytes() for file in (str(BASE), *files[1::2]))
-        parser, underneath = _parsed(tuple(files), contents)
-        config = underneath.clone()
+        parser, parsed = _parsed(tuple(files), contents)
+        config = parsed.clone()
         for name in _NOT_PARSED_AGAIN:
             if not any(option.startswith(f"--trainer.{name}") for option in options):
                 config.trainer[name] = None
-        # Without defaults: they are in what lies underneath.
+        # Without defaults: those are in the files' configuration.
         return _dumped(parser, parser.parse_args(list(options), namespace=config, defaults=False))
 
 

@@ -39,7 +39,7 @@ class PlannedRun:
         tokens: target tokens D.
         steps: optimizer steps.
         flops: training FLOPs of these steps.
-        flops_budget: nominal budget C; None if the horizon is no budget.
+        flops_budget: nominal budget C; None if the horizon is not a budget.
         precision: of the Trainer.
         batch_size: rows per device and micro-batch: the most that fit the memory asked about, else the configured ones.
         memory: bytes of one process with that many rows, fp32 throughout; None if not asked about.
@@ -89,7 +89,7 @@ class Planner:
         rows, needed = data.batch_size, None
         try:
             accumulation(model.batch_tokens, rows if self.memory is None else 1, model.seq_len, devices)
-        except ValueError as error:
+        except UserError as error:
             raise UserError(f"Run {run.id} is refused: {error}") from error
         if self.memory is not None:
             rows, needed = self._fit(model, devices)
