@@ -19,7 +19,7 @@ import yaml
 from fitting.records import RECORD_SUFFIX
 from looped_lm.common.errors import UserError
 from looped_lm.sweeps import attempts
-from looped_lm.sweeps.identity import counts, identity, plain_key, resolve, resolve_again, values
+from looped_lm.sweeps.identity import counts, identity, plain_key, values
 from looped_lm.sweeps.runs import Run
 
 _ID = re.compile(r"(.*-)?[0-9a-f]{8}")
@@ -40,6 +40,8 @@ class Earlier:
 
     def name(self, run: Run) -> str | None:
         """Name of the folder or record whose run trains the same, or None."""
+        from looped_lm.sweeps.resolving import resolve_again
+
         wanted = run.identity
         for name, (config, found) in self._found.items():
             if any(found.get(key, value) != value for key, value in wanted.items()):
@@ -67,6 +69,8 @@ class Earlier:
 
     def _as_planned(self, name: str, config: dict[str, Any]) -> dict[str, Any]:
         """The values of a configuration, without what an attempt's options for its machine made of them."""
+        from looped_lm.sweeps.resolving import resolve
+
         found = values(config)
         for event in attempts.read(self.root / name):
             arguments, machine = attempts.split(event.get("command", []))
@@ -79,6 +83,8 @@ class Earlier:
 
 def _of_folder(folder: Path) -> dict[str, Any] | None:
     """The configuration of a folder's run, from whatever its latest attempt came to write."""
+    from looped_lm.sweeps.resolving import resolve
+
     for path in sorted(folder.glob(f"*/checkpoints/*{RECORD_SUFFIX}")):
         if config := _of_record(path):
             return config

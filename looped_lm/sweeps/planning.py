@@ -14,7 +14,7 @@ from looped_lm.common.text import did_you_mean
 from looped_lm.configuration.config_files import resolve_arguments
 from looped_lm.configuration.parser import PlanCLI, processes
 from looped_lm.loop.component import import_class
-from looped_lm.sweeps.identity import refusals_raised
+from looped_lm.sweeps.resolving import refusals_raised
 from looped_lm.sweeps.runs import Run
 from looped_lm.training.memory import estimate
 from looped_lm.training.schedules import accumulation

@@ -9,7 +9,7 @@ from typing import Any
 
 from looped_lm.common.errors import UserError
 from looped_lm.sweeps.files import CONFIG, text
-from looped_lm.sweeps.identity import digest, identity, resolve, values
+from looped_lm.sweeps.identity import digest, identity, values
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,8 @@ class Run:
         Raises:
             UserError: `fit` would refuse it; says which run and why.
         """
+        from looped_lm.sweeps.resolving import resolve
+
         try:
             return identity(values(resolve(self.arguments())), self.axes)
         except UserError as error:

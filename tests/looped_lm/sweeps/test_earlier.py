@@ -18,8 +18,9 @@ from fitting.records import RunRecord
 from looped_lm.sweeps import files
 from looped_lm.sweeps.earlier import Earlier
 from looped_lm.sweeps.expansion import expand
-from looped_lm.sweeps.identity import digest, identity, resolve, resolve_again, values
+from looped_lm.sweeps.identity import digest, identity, values
 from looped_lm.sweeps.place import Place
+from looped_lm.sweeps.resolving import resolve, resolve_again
 from looped_lm.sweeps.runs import Run
 
 ROOT = Path(__file__).parents[3]
