@@ -334,7 +334,7 @@ def test_the_story_of_the_grid_on_slurm(
     tiny = tiny_scale(Path("my_data")).replace("seq_len: 16", "seq_len: 16\n    vocab_size: 257")
     (found.folder / "paper.yaml").write_text(tiny)
     found.set_axes("grid.yaml", flops="[1e9, 2e9, 3e10]", size="[1]")
-    place = Place(found.folder / "runs", "grid", _latest)
+    place = Place(found.folder / "runs", "grid")
     runs = expand(files.load(found.folder / "grid.yaml"))
     out = found.bash(found.block("sweep run"))
     assert "Submitted 9 runs" in out, out
@@ -367,9 +367,3 @@ def test_the_story_of_the_grid_on_slurm(
     out = found.bash(f"{fit} || test $? = 1")
     print(out)
     assert re.search(r"Status: [a-z]", out) and re.search(r"(?m)^ +phi +-?[\d.]+", out), out
-
-
-def _latest(path: Path) -> RunRecord | None:
-    from looped_lm.commands.sweep import latest_record
-
-    return latest_record(path)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 
+from looped_lm.configuration.config_files import resolve_arguments
 from looped_lm.configuration.parser import PlanCLI, processes
 from looped_lm.model.accounting import CONVENTIONS, mean_flops_per_token
 from looped_lm.training.lightning_module import LoopedLM
@@ -74,10 +74,8 @@ def described(drawn: Mapping[int, int]) -> str:
     return f"drawn for every step: {min(drawn)} to {max(drawn)}, mean {mean:.2f}"
 
 
-def main() -> None:
-    """Print the plan of the run that sys.argv describes."""
-    # Without subcommands the parser takes the options alone.
-    del sys.argv[1]
-    cli = PlanCLI()
+def main(args: list[str]) -> None:
+    """Run the command."""
+    cli = PlanCLI(resolve_arguments(args))
     trainer = cli.config.trainer
     print(table(cli.model, cli.datamodule.batch_size, processes(trainer.devices, trainer.num_nodes)))

@@ -6,39 +6,25 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fitting.records import RECORD_SUFFIX, RecordError, RunRecord, architecture, write_text_atomically
+from fitting.records import write_text_atomically
 from looped_lm.common.errors import UserError
 from looped_lm.common.text import duration
-from looped_lm.sweeps import files
+from looped_lm.sweeps import files, slurm
 from looped_lm.sweeps.expansion import expand, shared_runs
 from looped_lm.sweeps.place import Place, State, Status
+
+# Jobs that were queued by an earlier version name it here.
+from looped_lm.sweeps.place import latest_record as latest_record
 from looped_lm.sweeps.runs import Run
 
 if TYPE_CHECKING:
     from looped_lm.sweeps.planning import PlannedRun, Planner
 
 GIB = 2**30
-
-
-def latest_record(path: Path) -> RunRecord | None:
-    """The record at a path, or of the run in a folder: a completed one, else that of the latest step.
-
-    Raises:
-        RecordError: the path is a file that holds none.
-    """
-    if path.is_file():
-        return RunRecord.load(path)
-    records = []
-    for found in sorted(path.glob(f"*/checkpoints/*{RECORD_SUFFIX}")):
-        try:
-            records.append(RunRecord.load(found))
-        except RecordError:
-            # Being written, or removed with its checkpoint, at this moment; or damaged, and then it counts for nothing.
-            continue
-    return max(records, key=lambda record: (record.finished, record.steps), default=None)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -100,31 +86,34 @@ def main(arguments: Sequence[str]) -> int:
         UserError: a sweep file, option or run that cannot be right; nothing is run then.
     """
     options = parser().parse_args(arguments)
-    sweep = files.load(files.find(options.file))
-    runs = expand(sweep)
-    return {"plan": _plan, "run": _run, "retry": _run, "status": _status, "records": _records}[
-        options.command
-    ](options, sweep, runs)
+    if options.command == "plan":
+        return _plan(options)
+    if options.command in ("run", "retry"):
+        _check_launcher(options)
+    sweep = Sweep(options)
+    commands = {"run": sweep.run, "retry": sweep.run, "status": sweep.status, "records": sweep.collect}
+    return commands[options.command]()
 
 
 # ---- plan -----------------------------------------------------------------------------------------------------------
 
 
-def _plan(options: argparse.Namespace, sweep: files.SweepFile, runs: list[Run]) -> int:
+def _plan(options: argparse.Namespace) -> int:
     from looped_lm.sweeps.planning import Planner, peak_flops
     from looped_lm.sweeps.table import design, plan_table
 
-    given = {"--mfu": options.mfu, "--memory": options.memory, "--devices": options.devices}
-    for name, value in (given | {"--peak-flops": options.peak_flops}).items():
+    sweep = files.load(files.find(options.file))
+    for name in ("mfu", "memory", "devices", "peak_flops"):
+        value = getattr(options, name)
         if value is not None and not value > 0:
-            raise UserError(f"{name} is {value}; it must be positive.")
+            raise UserError(f"--{name.replace('_', '-')} is {value}; it must be positive.")
     if options.mfu > 1:
         raise UserError(f"--mfu is {options.mfu}; it is a share, at most 1.")
     if options.device and options.peak_flops:
         raise UserError("--device and --peak-flops both say how fast a device is: leave one out.")
     if options.csv and options.csv.exists() and not options.overwrite:
         raise UserError(f"{options.csv} exists: name another file by --csv, or give --overwrite.")
-    shared = shared_runs(sweep)
+    runs, shared = expand(sweep), shared_runs(sweep)
     planner = Planner(None if options.memory is None else options.memory * GIB, options.devices)
     planned = _planned(planner, [*runs, *shared])
     own = planned[: len(runs)]
@@ -150,10 +139,10 @@ def _plan(options: argparse.Namespace, sweep: files.SweepFile, runs: list[Run]) 
             f"{options.memory:g} GiB"
         )
     for name in dict.fromkeys(run.sweep for run in shared):
-        hashes = [run.hash for run in shared if run.sweep == name]
-        print(f"Shared, trained by the sweep {name}: {len(hashes)} runs")
+        count = sum(run.sweep == name for run in shared)
+        print(f"Shared, trained by the sweep {name}: {count} runs")
     if options.csv:
-        write_text_atomically(options.csv, design(planned, architecture))
+        write_text_atomically(options.csv, design(planned))
         print(f"Design with {len(planned)} runs: {options.csv}")
     return 0
 
@@ -172,173 +161,162 @@ def _planned(planner: Planner, runs: list[Run]) -> list[PlannedRun]:
     return planned
 
 
-# ---- run and retry --------------------------------------------------------------------------------------------------
+# ---- run, retry, status and records ---------------------------------------------------------------------------------
 
 
-def _place(options: argparse.Namespace, sweep: str) -> Place:
-    return Place(options.out, sweep, latest_record, options.records)
-
-
-def _run(options: argparse.Namespace, sweep: files.SweepFile, runs: list[Run]) -> int:
-    from looped_lm.sweeps.planning import Planner
-
-    others = ("jobs", "devices") if options.launcher == "slurm" else ("profile",)
-    for name in others:
+def _check_launcher(options: argparse.Namespace) -> None:
+    for name in ("jobs", "devices") if options.launcher == "slurm" else ("profile",):
         if getattr(options, name) is not None:
             raise UserError(f"--{name} has no effect with --launcher {options.launcher}: leave it out.")
-    options.jobs = 1 if options.jobs is None else options.jobs
-    if options.jobs < 1:
+    if options.jobs is not None and options.jobs < 1:
         raise UserError(f"--jobs is {options.jobs}; it must be at least 1.")
-    place = _place(options, sweep.name)
-    planner = Planner()
-    # All of them before the first one starts: a mistake in the last line must not cost the runs before it.
-    flops = {p.run.hash: p.flops for p in _planned(planner, runs)}
-    statuses = [place.status(run) for run in runs]
-    by_state = {state: [s.run for s in statuses if s.state is state] for state in State}
-    wanted = by_state[State.FAILED]
-    if options.command == "run":
-        wanted = [*by_state[State.INTERRUPTED], *by_state[State.WAITING], *by_state[State.RUNNING]]
-    for run in by_state[State.FINISHED]:
-        place.keep_record(run)
-    print(f"{sweep.name}: {_counts(statuses)}")
-    attempts = {s.run.hash: s.attempts for s in statuses}
-    if options.launcher == "slurm":
-        _tell_failed(options, place, by_state[State.FAILED])
-        return _submit(options, sweep, place, wanted, attempts)
-    return _run_here(options, sweep, place, planner, flops, wanted, by_state[State.FAILED], attempts)
 
 
-def _run_here(
-    options: argparse.Namespace,
-    sweep: files.SweepFile,
-    place: Place,
-    planner: Planner,
-    flops: dict[str, float],
-    wanted: list[Run],
-    failed: list[Run],
-    attempts: dict[str, int],
-) -> int:
-    from looped_lm.sweeps.local import LocalLauncher, visible_devices
+class Sweep:
+    """A sweep whose runs are trained or looked at by one command.
 
-    if wanted:
-        planner.warm_up()
-    devices = options.devices.split(",") if options.devices else visible_devices()
-    launcher = LocalLauncher(place, options.jobs, devices, flops, attempts)
-    began = time.monotonic()
-    outcome = launcher.run(wanted)
-    elapsed = time.monotonic() - began
-    if outcome.trained:
-        rest = duration(outcome.run_seconds - outcome.fit_seconds)
+    Args:
+        options: the command's.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.file = files.load(files.find(options.file))
+        self.runs = expand(self.file)
+        self.place = Place(options.out, self.file.name, options.records)
+
+    def run(self) -> int:
+        """Train what is not finished, or for `retry` what failed."""
+        from looped_lm.sweeps.planning import Planner
+
+        retry = self.options.command == "retry"
+        planner = Planner()
+        # All of them before the first one starts: a mistake in the last line must not cost the runs before it.
+        flops = {p.run.hash: p.flops for p in _planned(planner, self.runs)}
+        statuses = [self.place.status(run) for run in self.runs]
+        for run in _in_state(statuses, State.FINISHED):
+            self.place.keep_record(run)
+        print(f"{self.file.name}: {_counts(statuses)}")
+        failed = _in_state(statuses, State.FAILED)
+        wanted = failed if retry else _in_state(statuses, State.INTERRUPTED, State.WAITING, State.RUNNING)
+        attempts = {s.run.hash: s.attempts for s in statuses}
+        if self.options.launcher == "slurm":
+            self._tell_failed(failed)
+            return self._submit(wanted, attempts)
+        if wanted:
+            planner.warm_up()
+        failed_before = [] if retry else failed
+        return self._run_here(wanted, flops, attempts, failed_before) or int(bool(failed_before))
+
+    def _run_here(
+        self, wanted: list[Run], flops: dict[str, float], attempts: dict[str, int], failed_before: list[Run]
+    ) -> int:
+        from looped_lm.sweeps.local import LocalLauncher, visible_devices
+
+        devices = self.options.devices.split(",") if self.options.devices else visible_devices()
+        launcher = LocalLauncher(self.place, self.options.jobs or 1, devices, flops, attempts)
+        began = time.monotonic()
+        outcome = launcher.run(wanted)
+        if outcome.trained:
+            rest = duration(outcome.run_seconds - outcome.fit_seconds)
+            print(
+                f"{outcome.trained} runs in {duration(time.monotonic() - began)}: training "
+                f"{duration(outcome.fit_seconds)} in all, start and end of their processes {rest}, {launcher.jobs} at "
+                "a time."
+            )
+        self._tell_failed(failed_before)
+        if outcome.failed:
+            print(f"{len(outcome.failed)} failed; after mending: sweep retry {self.options.file}")
+        if outcome.interrupted or outcome.elsewhere or outcome.signum is not None:
+            print(f"Unfinished runs go on with the same command: sweep run {self.options.file}")
+        else:
+            print(f"Records: {self.place.records}")
+        self._tell_shared()
+        return outcome.exit_status
+
+    def _submit(self, wanted: list[Run], attempts: dict[str, int]) -> int:
+        there = slurm.queued(self.place, wanted)
+        new = [run for run in wanted if run.hash not in there]
+        if there:
+            print(f"{len(there)} are in SLURM's queue already.")
+        if not new:
+            return 0
+        chosen = slurm.settings(self.file.slurm, self.options.profile, self.file.path)
+        made = slurm.executor(self.place.root / "slurm", self.file.name, chosen)
+        jobs = slurm.submit(made, self.place, new, slurm.machine_arguments(chosen), attempts)
         print(
-            f"{outcome.trained} runs in {duration(elapsed)}: training {duration(outcome.fit_seconds)} in all, start "
-            f"and end of their processes {rest}, {options.jobs} at a time."
+            f"Submitted {len(jobs)} runs, jobs {jobs[0]} to {jobs[-1]}. How far they are: sweep status "
+            f"{self.options.file}"
         )
-    left_failed = [run for run in failed if options.command == "run"]
-    _tell_failed(options, place, left_failed)
-    if outcome.failed:
-        print(f"{len(outcome.failed)} failed; after mending: sweep retry {options.file}")
-    if outcome.interrupted or outcome.elsewhere or outcome.signum is not None:
-        print(f"Unfinished runs go on with the same command: sweep run {options.file}")
-    else:
-        print(f"Records: {place.records}")
-    _tell_shared(options, sweep)
-    return outcome.exit_status or int(bool(left_failed))
-
-
-def _submit(
-    options: argparse.Namespace,
-    sweep: files.SweepFile,
-    place: Place,
-    wanted: list[Run],
-    attempts: dict[str, int],
-) -> int:
-    from looped_lm.sweeps import slurm
-
-    there = slurm.queued(place, wanted)
-    new = [run for run in wanted if run.hash not in there]
-    if there:
-        print(f"{len(there)} are in SLURM's queue already.")
-    if not new:
         return 0
-    chosen = slurm.settings(sweep.slurm, options.profile, sweep.path)
-    made = slurm.executor(place.root / "slurm", sweep.name, chosen)
-    jobs = slurm.submit(made, place, new, slurm.machine_arguments(chosen), attempts)
-    print(
-        f"Submitted {len(jobs)} runs, jobs {jobs[0]} to {jobs[-1]}. How far they are: sweep status {options.file}"
-    )
-    return 0
+
+    def status(self) -> int:
+        """Tell how far the runs are."""
+        from looped_lm.sweeps.table import status_table
+
+        there = slurm.queued(self.place, self.runs)
+        statuses = []
+        for status in map(self.place.status, self.runs):
+            waits = status.state in (State.WAITING, State.INTERRUPTED, State.FAILED)
+            queued = waits and status.run.hash in there
+            statuses.append(replace(status, state=State.QUEUED) if queued else status)
+        print(status_table(statuses))
+        print(f"\n{_counts(statuses)}")
+        self._tell_failed(_in_state(statuses, State.FAILED))
+        self._tell_foreign(self._tell_shared())
+        return 0
+
+    def collect(self) -> int:
+        """Put the records of finished runs into one folder."""
+        kept = [path for run in self.runs if (path := self.place.keep_record(run))]
+        print(f"{len(kept)} of {len(self.runs)} runs are finished; their records: {self.place.records}")
+        shared = self._tell_shared()
+        kept += [path for s in shared if (path := self.place.keep_record(s.run, s.record))]
+        self._tell_foreign(shared)
+        if len(kept) >= 7:
+            print(f"Fit them: python -m fitting fit {self.place.records}")
+        return 0 if kept else 1
+
+    # ---- What is told -------------------------------------------------------------------------------------------
+
+    def _tell_failed(self, failed: list[Run]) -> None:
+        for run in failed:
+            print(f"\nfailed: {self.place.name(run)}, log {self.place.log(run)}")
+            for line in self.place.last_lines(run):
+                print(f"  | {line}")
+        if failed:
+            print(f"\n{len(failed)} failed before; after mending: sweep retry {self.options.file}")
+
+    def _tell_shared(self) -> list[Status]:
+        """State of the shared runs; tells which are still to be trained."""
+        runs, out, records = shared_runs(self.file), self.options.out, self.options.records
+        statuses = []
+        for name in dict.fromkeys(run.sweep for run in runs):
+            # A record may be among this sweep's or among its own.
+            folders = [records, *([records.resolve().parent / name] if records else [])]
+            places = [Place(out, name, folder) for folder in folders]
+            for run in (run for run in runs if run.sweep == name):
+                found = [place.status(run) for place in places]
+                statuses.append(next((s for s in found if s.state is State.FINISHED), found[-1]))
+        missing = [s for s in statuses if s.state is not State.FINISHED]
+        for name in dict.fromkeys(s.run.sweep for s in missing):
+            count = sum(s.run.sweep == name for s in missing)
+            print(f"{count} shared runs are not finished; the sweep {name} trains them.")
+        return statuses
+
+    def _tell_foreign(self, shared: list[Status]) -> None:
+        """Name records beside those of the sweep: `fitting fit` of the folder would take them for some of it."""
+        foreign = self.place.foreign([*self.runs, *(s.run for s in shared)])
+        if foreign:
+            print(f"{len(foreign)} records in {self.place.records} are of no run of this sweep:")
+            for path in foreign:
+                print(f"  {path.name}")
 
 
-def _tell_failed(options: argparse.Namespace, place: Place, failed: list[Run]) -> None:
-    for run in failed:
-        print(f"\nfailed: {place.name(run)}, log {place.log(run)}")
-        for line in place.last_lines(run):
-            print(f"  | {line}")
-    if failed:
-        print(f"\n{len(failed)} failed before; after mending: sweep retry {options.file}")
+def _in_state(statuses: Sequence[Status], *states: State) -> list[Run]:
+    return [s.run for state in states for s in statuses if s.state is state]
 
 
-def _shared_status(options: argparse.Namespace, run: Run) -> Status:
-    """State of another sweep's run, whose record may lie among this sweep's or among its own."""
-    status = _place(options, run.sweep).status(run)
-    if status.state is State.FINISHED or options.records is None:
-        return status
-    beside = Place(options.out, run.sweep, latest_record, options.records.resolve().parent / run.sweep)
-    return beside.status(run)
-
-
-def _tell_shared(options: argparse.Namespace, sweep: files.SweepFile) -> list[Status]:
-    """State of the shared runs; tells which are still to be trained."""
-    statuses = [_shared_status(options, run) for run in shared_runs(sweep)]
-    missing = [s for s in statuses if s.state is not State.FINISHED]
-    for name in dict.fromkeys(s.run.sweep for s in missing):
-        count = sum(s.run.sweep == name for s in missing)
-        print(f"{count} shared runs are not finished; the sweep {name} trains them.")
-    return statuses
-
-
-def _tell_foreign(place: Place, runs: list[Run], shared: list[Status]) -> None:
-    """Name records beside those of the sweep: `fitting fit` of the folder would take them for some of it."""
-    foreign = place.foreign([run.hash for run in (*runs, *(s.run for s in shared))])
-    if foreign:
-        print(f"{len(foreign)} records in {place.records} are of no run of this sweep:")
-        for path in foreign:
-            print(f"  {path.name}")
-
-
-# ---- status and records ---------------------------------------------------------------------------------------------
-
-
-def _counts(statuses: list[Status]) -> str:
-    counts = {state: sum(s.state is state for s in statuses) for state in State}
+def _counts(statuses: Sequence[Status]) -> str:
+    counts = {state: len(_in_state(statuses, state)) for state in State}
     return f"{len(statuses)} runs: " + ", ".join(f"{n} {state.value}" for state, n in counts.items() if n)
-
-
-def _status(options: argparse.Namespace, sweep: files.SweepFile, runs: list[Run]) -> int:
-    from looped_lm.sweeps import slurm
-    from looped_lm.sweeps.table import status_table
-
-    place = _place(options, sweep.name)
-    there = slurm.queued(place, runs)
-    statuses = []
-    for run in runs:
-        status = place.status(run)
-        waits = run.hash in there and status.state in (State.WAITING, State.INTERRUPTED, State.FAILED)
-        statuses.append(Status(**{**vars(status), "state": State.QUEUED}) if waits else status)
-    print(status_table(statuses))
-    print(f"\n{_counts(statuses)}")
-    _tell_failed(options, place, [s.run for s in statuses if s.state is State.FAILED])
-    _tell_foreign(place, runs, _tell_shared(options, sweep))
-    return 0
-
-
-def _records(options: argparse.Namespace, sweep: files.SweepFile, runs: list[Run]) -> int:
-    place = _place(options, sweep.name)
-    kept = [path for run in runs if (path := place.keep_record(run))]
-    print(f"{len(kept)} of {len(runs)} runs are finished; their records: {place.records}")
-    shared = _tell_shared(options, sweep)
-    kept += [path for status in shared if (path := place.keep_record(status.run, status.record))]
-    _tell_foreign(place, runs, shared)
-    if len(kept) >= 7:
-        print(f"Fit them: python -m fitting fit {place.records}")
-    return 0 if kept else 1

@@ -27,10 +27,6 @@ def hint(message: str, parser: Any) -> str:
 
 def innermost(message: str) -> str:
     """The message of a refused value alone, where a parser wraps it in all the types it tried."""
-    worker = re.match(r"Caught (\w+) in DataLoader worker process", message)
-    if worker:
-        # torch puts the worker's whole traceback into the message; the exception itself stands at its end.
-        return message.rpartition(f"{worker.group(1)}: ")[2].strip()
     message = re.sub(r"\n *- Expected a <class 'NoneType'>", "", message)
     head, found, tried = message.partition("Does not validate against any of the Union subtypes")
     if not found:

@@ -8,6 +8,7 @@ import re
 import sys
 import tempfile
 import warnings
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn
@@ -75,12 +76,33 @@ class Parser(LightningArgumentParser):
         sys.stderr.write(f"error: {message}\n{helpful}\n" if helpful else f"error: {message}\n")
         sys.exit(2)
 
+    def instantiate_classes(self, cfg: Any, **kwargs: Any) -> Any:
+        """Build what a configuration describes; what a constructor raises arrives as it was raised.
+
+        The values have been checked, so an exception is the constructor's: an argument that it refuses, or a bug, which
+        must keep its type and its line. The parser alone would take it for a value of a wrong type.
+        """
+        raised: list[Exception] = []
+
+        def build(component: type, *args: Any, **settings: Any) -> Any:
+            try:
+                return component(*args, **settings)
+            except Exception as error:
+                raised.append(error)
+                raise
+
+        try:
+            return self.instantiate(cfg, instantiators=[(build, object, True)], **kwargs)
+        except Exception as error:
+            cause = raised[-1] if raised else error
+        raise cause
+
 
 class LoopedCLI(LightningCLI):
     """The command line. Components come from the configuration by class path; none is named here."""
 
-    def __init__(self, run: bool = True) -> None:
-        self.arguments = sys.argv[1:]
+    def __init__(self, arguments: Sequence[str] | None = None, run: bool = True) -> None:
+        self.arguments = list(sys.argv[1:] if arguments is None else arguments)
         with ExitStack() as self.holding:
             super().__init__(
                 LoopedLM,
@@ -169,7 +191,7 @@ class LoopedCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         try:
             return super().instantiate_trainer(**kwargs)
-        except (RuntimeError, MisconfigurationException) as error:
+        except (ValueError, RuntimeError, MisconfigurationException) as error:
             # Lightning says what is wrong in terms of its own code, and not what to do.
             twice = re.search(r"more than one stateful callback of type `(\w+)`", str(error))
             if twice:
@@ -180,7 +202,7 @@ class LoopedCLI(LightningCLI):
                 raise UserError(
                     f"{error} Use --trainer.accelerator auto for what this machine has."
                 ) from error
-            raise
+            raise UserError(str(error)) from error
 
     def after_instantiate_classes(self) -> None:
         # The parser knows how to write a configuration as plain data; the run record keeps it.
@@ -248,8 +270,8 @@ class LoopedCLI(LightningCLI):
 class PlanCLI(LoopedCLI):
     """Parses the same keys as `fit` and builds model and data, but no trainer."""
 
-    def __init__(self) -> None:
-        super().__init__(run=False)
+    def __init__(self, arguments: Sequence[str] | None = None) -> None:
+        super().__init__(arguments, run=False)
 
     def _set_seed(self) -> None:
         """Nothing random happens here."""
@@ -314,4 +336,7 @@ def quiet() -> None:
 def main() -> None:
     """Run the command in sys.argv."""
     quiet()
-    LoopedCLI()
+    try:
+        LoopedCLI()
+    except MisconfigurationException as error:
+        raise UserError(str(error)) from error

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from looped_lm.common.errors import UserError
-from looped_lm.sweeps.files import BY, CONFIG, Shared, SweepFile, config_path, load, refuse_unknown, same
-from looped_lm.sweeps.runs import Run
+from looped_lm.sweeps.files import BY, CONFIG, SweepFile, config_path, load, refuse_unknown, same
+from looped_lm.sweeps.runs import Run, told
 
 _COMPARISON = re.compile(r"(<=|>=|!=|<|>)\s*(\S+)")
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
@@ -21,29 +21,34 @@ def expand(sweep: SweepFile) -> list[Run]:
     """The runs of a sweep, in the order of its axes, the last one running fastest.
 
     Raises:
-        UserError: an axis, a rule or a config that cannot be right, or two runs that are the same.
-        UserError: a config file that does not exist.
+        UserError: an axis, a rule or a config that cannot be right, a run that `fit` would refuse, or two runs that are
+            the same.
     """
-    order = _order(sweep)
-    used: dict[str, set[str]] = {}
-    points = list(_points(sweep, order, {}, used))
-    for key, values in ((key, sweep.grid[key]) for key in order):
-        if isinstance(values, dict) and BY in values:
-            idle = [str(v) for v in values if v != BY and str(v) not in used.get(key, set())]
+    runs = _expanded(sweep)
+    seen: dict[str, Run] = {}
+    for run in runs:
+        if seen.setdefault(run.hash, run) is not run:
+            raise UserError(f"{sweep.path}: the same run stands in it twice: {run.id} ({told(run.axes)}).")
+    return runs
+
+
+def _expanded(sweep: SweepFile) -> list[Run]:
+    """The runs of a sweep, without the look at what each trains that parsing takes."""
+    points: list[dict[str, Any]] = [{}]
+    for key in _order(sweep):
+        values = sweep.grid[key]
+        if _depends(values):
+            there = [point[values[BY]] for point in points]
+            idle = [str(v) for v in values if v != BY and not any(same(v, value) for value in there)]
             if idle:
                 raise UserError(
                     f"{sweep.path}: {key} has values for {values[BY]} = {', '.join(idle)}, which that axis does not "
                     "take."
                 )
+        points = [{**point, key: value} for point in points for value in _values(sweep, key, point)]
     points = [{key: point[key] for key in sweep.grid} for point in points]
     points = _apply_rules(points, sweep.keys, sweep.only, sweep.skip, str(sweep.path))
-    runs = [_run(sweep, point) for point in points]
-    seen: dict[str, Run] = {}
-    for run in runs:
-        other = seen.setdefault(run.hash, run)
-        if other is not run:
-            raise UserError(f"{sweep.path}: the same run stands in it twice: {run.id} ({_told(run.axes)}).")
-    return runs
+    return [_run(sweep, point) for point in points]
 
 
 def shared_runs(sweep: SweepFile) -> list[Run]:
@@ -52,20 +57,14 @@ def shared_runs(sweep: SweepFile) -> list[Run]:
     Raises:
         UserError: a rule that no run meets, or what `expand` refuses.
     """
-    return [run for entry in sweep.shared for run in _runs_of(entry, sweep)]
-
-
-def _runs_of(entry: Shared, sweep: SweepFile) -> list[Run]:
-    other = load(entry.sweep)
-    runs = expand(other)
-    kept = _apply_rules(
-        [run.axes for run in runs],
-        other.keys,
-        entry.only,
-        entry.skip,
-        f"{sweep.path}, shared of {other.name}",
-    )
-    return [run for run in runs if any(run.axes is axes for axes in kept)]
+    shared = []
+    for entry in sweep.shared:
+        other = load(entry.sweep)
+        runs = _expanded(other)
+        where = f"{sweep.path}, shared of {other.name}"
+        kept = _apply_rules([run.axes for run in runs], other.keys, entry.only, entry.skip, where)
+        shared += [run for run in runs if any(run.axes is axes for axes in kept)]
+    return shared
 
 
 def _order(sweep: SweepFile) -> list[str]:
@@ -78,7 +77,7 @@ def _order(sweep: SweepFile) -> list[str]:
         if key in waiting:
             raise UserError(f"{sweep.path}: the axes {', '.join(waiting)} depend on each other.")
         values = sweep.grid[key]
-        if isinstance(values, dict) and BY in values:
+        if _depends(values):
             refuse_unknown([values[BY]], sweep.grid, f"{sweep.path}, {key}: by")
             place(values[BY], (*waiting, key))
         done.append(key)
@@ -88,28 +87,20 @@ def _order(sweep: SweepFile) -> list[str]:
     return done
 
 
-def _points(
-    sweep: SweepFile, order: list[str], point: dict[str, Any], used: dict[str, set[str]]
-) -> Iterator[dict[str, Any]]:
-    if len(point) == len(order):
-        yield dict(point)
-        return
-    key = order[len(point)]
-    for value in _values(sweep, key, point, used):
-        yield from _points(sweep, order, {**point, key: value}, used)
+def _depends(values: Any) -> bool:
+    return isinstance(values, dict) and BY in values
 
 
-def _values(sweep: SweepFile, key: str, point: dict[str, Any], used: dict[str, set[str]]) -> list[Any]:
+def _values(sweep: SweepFile, key: str, point: dict[str, Any]) -> list[Any]:
     values = sweep.grid[key]
-    if isinstance(values, dict) and BY in values:
+    if _depends(values):
         now = point[values[BY]]
-        found = [(v, given) for v, given in values.items() if v != BY and same(v, now)]
+        found = [given for value, given in values.items() if value != BY and same(value, now)]
         if not found:
             raise UserError(
                 f"{sweep.path}: {key} has no values for {values[BY]} = {now}; give some, or leave that out with skip."
             )
-        used.setdefault(key, set()).add(str(found[0][0]))
-        values = found[0][1]
+        values = found[0]
     values = values if isinstance(values, list) else [values]
     if not values:
         raise UserError(f"{sweep.path}: {key} has an empty list of values.")
@@ -121,21 +112,17 @@ def _values(sweep: SweepFile, key: str, point: dict[str, Any], used: dict[str, s
 
 def _run(sweep: SweepFile, point: dict[str, Any]) -> Run:
     configs = [str(point[CONFIG])] if CONFIG in point else []
-    lists = []
-    for key, values in sweep.grid.items():
-        choices = (
-            [v for k, v in values.items() if k != BY]
-            if isinstance(values, dict) and BY in values
-            else [values]
-        )
-        if key != CONFIG and any(isinstance(choice, list) for choice in choices):
-            lists.append(key)
+    choices = {
+        key: [given for value, given in values.items() if value != BY] if _depends(values) else [values]
+        for key, values in sweep.grid.items()
+    }
+    lists = [key for key, given in choices.items() if any(isinstance(choice, list) for choice in given)]
     return Run(
         sweep=sweep.name,
         configs=tuple(config_path(name, sweep.path) for name in [*configs, *sweep.configs]),
         keys={**sweep.keys, **{k: v for k, v in point.items() if k != CONFIG}},
         axes=point,
-        named_by=tuple(lists),
+        named_by=tuple(key for key in lists if key != CONFIG),
     )
 
 
@@ -153,7 +140,7 @@ def _apply_rules(
         for rule in rules:
             refuse_unknown(rule, {**keys, **points[0]}, f"{where}, {kind}")
             if not any(_meets(point, keys, rule) for point in points):
-                raise UserError(f"{where}: no run meets the rule {kind} {_told(rule)}.")
+                raise UserError(f"{where}: no run meets the rule {kind} {told(rule)}.")
     kept = [p for p in points if not only or any(_meets(p, keys, rule) for rule in only)]
     kept = [p for p in kept if not any(_meets(p, keys, rule) for rule in skip)]
     if not kept:
@@ -175,8 +162,4 @@ def _matches(value: Any, wanted: Any) -> bool:
     try:
         return _OPERATORS[comparison.group(1)](float(value), float(comparison.group(2)))
     except (TypeError, ValueError):
-        raise UserError(f"The rule {wanted!r} compares numbers, and {value!r} is none.") from None
-
-
-def _told(values: dict[str, Any]) -> str:
-    return ", ".join(f"{key}: {value}" for key, value in values.items())
+        raise UserError(f"The rule {wanted!r} compares numbers, and {value!r} is not one.") from None

@@ -1,8 +1,7 @@
-"""Sweep files: where they are found, what may stand in one, and values as YAML and the command line write them."""
+"""Sweep files: where they are found, what they may hold, and how YAML and the command line write values."""
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterable
@@ -10,75 +9,63 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
+from ruamel.yaml import YAML
+from ruamel.yaml.constructor import SafeConstructor
+from ruamel.yaml.error import YAMLError
 
 from looped_lm.common.errors import UserError
+from looped_lm.common.text import did_you_mean
 from looped_lm.configuration.config_files import SHIPPED, resolve_config
 
 SHIPPED_SWEEPS = SHIPPED / "sweeps"
 CONFIG = "config"
 """The axis of config files. Any other axis is a key of the configuration."""
 BY = "by"
+_MERGE = "tag:yaml.org,2002:merge"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 
 
-_MERGE = "tag:yaml.org,2002:merge"
+class _Constructor(SafeConstructor):
+    """YAML 1.2, in which 1e18 is a number and 12:00:00 is text.
+
+    A date is text, too: no key of a configuration is one.
+    """
+
+    def flatten_mapping(self, node: Any) -> Any:
+        """Merge what `<<` names, after a look at the keys: ruamel overlooks one that stands twice beside a `<<`."""
+        if getattr(node, "merge", None) is None:
+            seen: list[Any] = []
+            for key_node, _ in node.value:
+                key = "<<" if key_node.tag == _MERGE else self.construct_object(key_node, deep=True)
+                if key in seen:
+                    line = key_node.start_mark.line + 1
+                    raise UserError(f"line {line}: {key!r} stands twice in one mapping")
+                seen.append(key)
+        return super().flatten_mapping(node)
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML in which 1e18 is a number, as on the command line, and a key that stands twice is an error."""
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        # Here, since later on what `<<` merges stands among the keys.
-        node = super().compose_mapping_node(anchor)
-        seen: list[Any] = []
-        for key_node, _ in node.value:
-            if key_node.tag == _MERGE:
-                continue
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise UserError(f"line {node.start_mark.line + 1}: {key!r} stands twice in one mapping")
-            seen.append(key)
-        return node
-
-    def construct_date(self, node: yaml.ScalarNode) -> str:
-        """The text: no key of a configuration is a date."""
-        return str(node.value)
-
-    def construct_clock(self, node: yaml.ScalarNode) -> Any:
-        """A number, or the text of a time: YAML 1.1 would make 43200 of 12:00:00."""
-        if ":" in node.value:
-            return node.value
-        return self.construct_yaml_int(node) if node.tag.endswith(":int") else self.construct_yaml_float(node)
-
-
-for _kind in ("int", "float"):
-    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_clock)
-_Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_date)
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
-    list("-+.0123456789"),
-)
+_Constructor.add_constructor("tag:yaml.org,2002:timestamp", SafeConstructor.construct_yaml_str)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """Content of a YAML file that holds a mapping.
 
     Raises:
-        UserError: it holds something else; the file is named.
+        UserError: it holds something else, or a key twice; the file is named, and the line.
     """
+    reader = YAML(typ="safe", pure=True)
+    reader.Constructor = _Constructor
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
+        content = reader.load(path.read_text(encoding="utf-8"))
+    except (YAMLError, UnicodeDecodeError, UserError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
-        raise UserError(f"{path} holds no mapping of keys to values.")
+        raise UserError(f"{path} does not map keys to values.")
     return content
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two values of a key are the same; numbers are compared as numbers, and True is none."""
+    """Whether two values of a key are the same; numbers are compared as numbers, and True is not a number."""
     return isinstance(a, bool) == isinstance(b, bool) and bool(a == b)
 
 
@@ -98,8 +85,7 @@ def refuse_unknown(given: Iterable[Any], known: Iterable[str], where: str) -> No
     known = list(known)
     for name in given:
         if name not in known:
-            close = difflib.get_close_matches(str(name), known, n=1)
-            guess = f" Did you mean {close[0]!r}?" if close else ""
+            guess = did_you_mean(str(name), known)
             raise UserError(f"{where}: unknown key {name!r}.{guess} Keys: {', '.join(known)}.")
 
 
@@ -119,9 +105,9 @@ class SweepFile:
     Args:
         path: of the file.
         name: of the folder of its runs.
+        grid: axes, from `config` or a configuration key to a value, a list, or `{by: AXIS, VALUE: value or list}`.
         configs: config files on top of that of the axis `config`, for every run.
         keys: values of configuration keys, for every run.
-        grid: axes, from `config` or a configuration key to a value, a list, or `{by: AXIS, VALUE: value or list}`.
         only: rules of which a run must meet one.
         skip: rules of which a run must meet none.
         shared: runs of other sweeps that the results need.
@@ -130,22 +116,19 @@ class SweepFile:
 
     path: Path
     name: str
-    configs: list[str]
-    keys: dict[str, Any]
     grid: dict[str, Any]
-    only: list[dict[str, Any]]
-    skip: list[dict[str, Any]]
-    shared: list[Shared]
-    slurm: dict[str, Any]
+    configs: list[str] = field(default_factory=list)
+    keys: dict[str, Any] = field(default_factory=dict)
+    only: list[dict[str, Any]] = field(default_factory=list)
+    skip: list[dict[str, Any]] = field(default_factory=list)
+    shared: list[Shared] = field(default_factory=list)
+    slurm: dict[str, Any] = field(default_factory=dict)
 
 
-KEYS = ("name", "configs", "keys", "grid", "only", "skip", "shared", "slurm")
 _TYPES: dict[str, type] = {
     "name": str, "configs": list, "keys": dict, "grid": dict, "only": list, "skip": list, "shared": list,
     "slurm": dict,
 }  # fmt: skip
-
-
 _NOT_FOR_SWEEPS = {
     "run_name": "a run is named after its id",
     "resume": "every run goes on by itself",
@@ -168,11 +151,9 @@ def find(name: str, beside: Path | None = None) -> Path:
         if place.is_file():
             return place
     shipped = sorted(p.name for p in SHIPPED_SWEEPS.glob("*.yaml"))
-    close = difflib.get_close_matches(path.name, shipped, n=1)
-    guess = f" Did you mean {close[0]}?" if close else ""
     raise UserError(
-        f"Sweep {name!r} is neither a file here ({Path.cwd()}) nor a shipped one.{guess} "
-        f"Shipped: {', '.join(shipped)}."
+        f"Sweep {name!r} is neither a file here ({Path.cwd()}) nor a shipped one."
+        f"{did_you_mean(path.name, shipped)} Shipped: {', '.join(shipped)}."
     )
 
 
@@ -183,51 +164,41 @@ def load(path: Path) -> SweepFile:
         UserError: an unknown key or a value of the wrong kind; the file is named.
     """
     content = read_yaml(path)
-    refuse_unknown(content, KEYS, str(path))
-    for key, value in content.items():
-        if not isinstance(value, _TYPES[key]):
-            raise UserError(f"{path}: {key} is {value!r}; it must be a {_TYPES[key].__name__}.")
-    name = content.get("name", path.stem)
+    _check_kinds(content, tuple(_TYPES), str(path))
+    name, grid, keys = content.get("name", path.stem), content.get("grid"), content.get("keys", {})
     if not _NAME.fullmatch(name):
         raise UserError(
             f"{path}: name {name!r} does not name a folder; use letters, digits, '-', '_' and '.'."
         )
-    grid = content.get("grid", {})
     if not grid:
         raise UserError(f"{path}: there is no grid, so there are no runs.")
-    for key in (*grid, *content.get("keys", {})):
+    for key in (*grid, *keys):
         if not isinstance(key, str):
-            raise UserError(f"{path}: {key!r} is no key of a configuration, such as model.size.")
-        reason = next(
-            (why for own, why in _NOT_FOR_SWEEPS.items() if key == own or key.startswith(f"{own}.")), None
-        )
-        if reason:
-            raise UserError(f"{path}: {key} cannot be set by a sweep: {reason}.")
-    if CONFIG in content.get("keys", {}):
+            raise UserError(f"{path}: {key!r} does not name a key of a configuration, such as model.size.")
+        for own, reason in _NOT_FOR_SWEEPS.items():
+            if key == own or key.startswith(f"{own}."):
+                raise UserError(f"{path}: {key} cannot be set by a sweep: {reason}.")
+    if CONFIG in keys:
         raise UserError(f"{path}: {CONFIG} stands under keys; config files of every run stand under configs.")
-    for key in content.get("keys", {}):
+    for key in keys:
         if key in grid:
             raise UserError(f"{path}: {key} stands under keys and in the grid; leave one of them out.")
+    configs = [str(config) for config in content.get("configs", [])]
+    shared = [_shared(entry, path) for entry in content.get("shared", [])]
+    return SweepFile(path, **{**content, "name": name, "configs": configs, "shared": shared})
+
+
+def _check_kinds(content: dict[str, Any], known: tuple[str, ...], where: str) -> None:
+    refuse_unknown(content, known, where)
+    for key, value in content.items():
+        if not isinstance(value, _TYPES.get(key, object)):
+            raise UserError(f"{where}: {key} is {value!r}; it must be a {_TYPES[key].__name__}.")
     for rule in [*content.get("only", []), *content.get("skip", [])]:
-        _check_rule(rule, path)
-    return SweepFile(
-        path=path,
-        name=name,
-        configs=[str(c) for c in content.get("configs", [])],
-        keys=content.get("keys", {}),
-        grid=grid,
-        only=content.get("only", []),
-        skip=content.get("skip", []),
-        shared=[_shared(entry, path) for entry in content.get("shared", [])],
-        slurm=content.get("slurm", {}),
-    )
-
-
-def _check_rule(rule: Any, path: Path) -> None:
-    if not isinstance(rule, dict) or not rule:
-        raise UserError(
-            f"{path}: the rule {rule!r} is no mapping such as {{config: r8.yaml, model.size: [6, 8]}}."
-        )
+        if not isinstance(rule, dict) or not rule:
+            raise UserError(
+                f"{where}: the rule {rule!r} does not map keys to values, as {{config: r8.yaml, model.size: [6, 8]}} "
+                "does."
+            )
 
 
 def _shared(entry: Any, path: Path) -> Shared:
@@ -235,23 +206,15 @@ def _shared(entry: Any, path: Path) -> Shared:
         raise UserError(
             f"{path}: an entry of shared names a sweep, as in {{sweep: iso_depth.yaml}}; got {entry!r}."
         )
-    refuse_unknown(entry, ("sweep", "only", "skip"), f"{path}, shared")
-    rules: dict[str, list[dict[str, Any]]] = {}
-    for kind in ("only", "skip"):
-        rules[kind] = entry.get(kind, [])
-        if not isinstance(rules[kind], list):
-            raise UserError(f"{path}, shared: {kind} is {rules[kind]!r}; it must be a list of rules.")
-        for rule in rules[kind]:
-            _check_rule(rule, path)
-    return Shared(find(str(entry["sweep"]), beside=path), **rules)
+    _check_kinds(entry, ("sweep", "only", "skip"), f"{path}, shared")
+    return Shared(**{**entry, "sweep": find(str(entry["sweep"]), beside=path)})
 
 
 def config_path(name: str, sweep: Path) -> str:
     """Absolute path of a config file: beside the sweep file, in the working folder, or shipped.
 
     Raises:
-        UserError: there is none.
-        UserError: it is no YAML mapping.
+        UserError: there is none, or it does not hold a YAML mapping.
     """
     beside = sweep.parent / name
     if not Path(name).is_absolute() and beside.is_file():

@@ -125,7 +125,7 @@ class LocalLauncher:
             target=self._child, args=(run, slot), name=run.id
         )
         process.start()
-        self.say(f"started   {run.id}, log {self.place.log(run)}")
+        self.say(f"started   {self.place.name(run)}, log {self.place.log(run)}")
         return _Job(run, process, slot, time.monotonic())
 
     def _child(self, run: Run, slot: int) -> None:
@@ -150,7 +150,7 @@ class LocalLauncher:
         seconds, run = time.monotonic() - job.began, job.run
         job.process.join()
         if job.process.exitcode == BUSY:
-            self.say(f"elsewhere {run.id}: another launcher is at it")
+            self.say(f"elsewhere {self.place.name(run)}: another launcher is at it")
             outcome.elsewhere.append(run)
             return
         if job.process.exitcode == CANNOT_START:
@@ -158,7 +158,9 @@ class LocalLauncher:
             outcome.failed.append(run)
             return
         if job.process.exitcode == -signal.SIGKILL:
-            self.say(f"killed    {run.id} by SIGKILL: perhaps the memory of the machine ran out")
+            self.say(
+                f"killed    {self.place.name(run)} by SIGKILL: perhaps the memory of the machine ran out"
+            )
         self._sort(run, outcome)
         end = self.place.attempts(run)[-1:]
         record = self.place.record(run)
@@ -179,15 +181,17 @@ class LocalLauncher:
             loss = status.record.val_loss if status.record else None
             told = "" if loss is None else f", validation loss {loss:.4f}"
             done = f"{len(outcome.finished)} of {self._of}"
-            self.say(f"finished  {run.id}{told} ({done}{self._left()})")
+            self.say(f"finished  {self.place.name(run)}{told} ({done}{self._left()})")
         elif status.state is State.FAILED:
             outcome.failed.append(run)
-            self.say(f"failed    {run.id} (exit status {status.exit_status})")
+            self.say(f"failed    {self.place.name(run)} (exit status {status.exit_status})")
             for line in self.place.last_lines(run):
                 self.say(f"          | {line}")
         else:
             outcome.interrupted.append(run)
-            self.say(f"stopped   {run.id}; it goes on from its last checkpoint when the sweep is run again")
+            self.say(
+                f"stopped   {self.place.name(run)}; it goes on from its last checkpoint when the sweep is run again"
+            )
 
     def _left(self) -> str:
         if not self._flops_done or self._flops_left <= 0:

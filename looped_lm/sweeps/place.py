@@ -1,4 +1,4 @@
-"""Where the runs of a sweep lie, who works on one, and how far each has come. All of it is read off the files.
+"""Where the runs of a sweep are, who works on one, and how far each has come. All of it is read off the files.
 
 `<out>/<sweep>/<run id>/` holds `attempts.jsonl`, `log.txt` and whatever `fit` writes (`version_0/...`);
 `<out>/<sweep>/records/` the record of every finished run. A run is claimed by a lock that the operating system lets go
@@ -7,21 +7,22 @@ of with the process that holds it, however that ends.
 
 from __future__ import annotations
 
-import json
 import os
-import platform
 import re
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from filelock import FileLock, Timeout
 
+from fitting.records import RECORD_SUFFIX, RecordError, RunRecord
 from looped_lm.runs.preemption import EXIT_STATUS
+from looped_lm.sweeps import attempts
+from looped_lm.sweeps.earlier import Earlier
 from looped_lm.sweeps.runs import Run
 
 INTERRUPTIONS = (EXIT_STATUS, 130, 143)
@@ -40,39 +41,24 @@ class State(Enum):
     WAITING = "waiting"
 
 
-class Record(Protocol):
-    """What is needed of a run record."""
-
-    @property
-    def run_name(self) -> str: ...
-    @property
-    def finished(self) -> bool: ...
-    @property
-    def status(self) -> str: ...
-    @property
-    def steps(self) -> int: ...
-    @property
-    def steps_planned(self) -> int: ...
-    @property
-    def val_loss(self) -> float | None: ...
-    @property
-    def wall_seconds(self) -> float: ...
-    def save(self, path: str | os.PathLike[str]) -> Path: ...
-
-
-LatestRecord = Callable[[Path], Record | None]
-"""The record of a folder's run that says most, the completed one or that of the latest step; or that of a file.
-
-Of a folder's records unreadable ones count for nothing; of a file it raises ValueError."""
-
-
 class Claimed(Exception):
     """Another process works on the run."""
 
 
-def _as_text(path: Path) -> str:
-    """A path as the command line takes it for text, whatever YAML would make of it."""
-    return json.dumps(str(path), ensure_ascii=False) if ": " in str(path) else str(path)
+def latest_record(path: Path) -> RunRecord | None:
+    """The record at a path, or of the run in a folder: a completed one, else that of the latest step.
+
+    Raises:
+        RecordError: the path is a file that holds none.
+    """
+    if path.is_file():
+        return RunRecord.load(path)
+    records = []
+    for found in sorted(path.glob(f"*/checkpoints/*{RECORD_SUFFIX}")):
+        # Being written, or removed with its checkpoint, at this moment; or damaged, and then it counts for nothing.
+        with suppress(RecordError):
+            records.append(RunRecord.load(found))
+    return max(records, key=lambda record: (record.finished, record.steps), default=None)
 
 
 @dataclass(frozen=True)
@@ -81,6 +67,7 @@ class Status:
 
     Args:
         run: the run.
+        hash: the one its folder is named by.
         state: how far it is.
         record: the latest one there is.
         attempts: how often it was started.
@@ -88,8 +75,9 @@ class Status:
     """
 
     run: Run
+    hash: str
     state: State
-    record: Record | None
+    record: RunRecord | None
     attempts: int
     exit_status: int | None
 
@@ -100,25 +88,37 @@ class Place:
     Args:
         out: folder of all sweeps.
         sweep: name of the sweep.
-        latest_record: reads records.
         records: where the records of finished runs are kept; None: in the sweep's own folder. A record there makes
             its run count as finished, also on another machine.
     """
 
-    def __init__(
-        self, out: Path, sweep: str, latest_record: LatestRecord, records: Path | None = None
-    ) -> None:
+    def __init__(self, out: Path, sweep: str, records: Path | None = None) -> None:
         self.root = out.resolve() / sweep
         self.records = (records or self.root / "records").resolve()
-        self.latest_record = latest_record
         self._names: dict[str, str] = {}
+
+    def __getstate__(self) -> dict[str, Path]:
+        return {"root": self.root, "records": self.records}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Of earlier versions, which queued jobs hold, there is more.
+        self.root, self.records, self._names = state["root"], state["records"], {}
+
+    @cached_property
+    def _earlier(self) -> Earlier:
+        return Earlier(self.root, self.records)
 
     def name(self, run: Run) -> str:
         """Name of a run's folder: its id, or the one it has from when the sweep named its runs otherwise."""
         if run.hash not in self._names:
-            there = sorted(p.name for p in self.root.glob(f"*{run.hash}") if p.is_dir())
-            self._names[run.hash] = there[0] if there else run.id
+            there = [path.name for path in sorted(self.root.glob(f"*{run.hash}")) if path.is_dir()]
+            kept = [path.name.removesuffix(RECORD_SUFFIX) for path in self._collected(run.hash)]
+            self._names[run.hash] = next(iter(there + kept), None) or self._earlier.name(run) or run.id
         return self._names[run.hash]
+
+    def hash(self, run: Run) -> str:
+        """The hash that a run's folder, claim and record are named by: its own, or that of an earlier version."""
+        return self.name(run)[-len(run.hash) :]
 
     def folder(self, run: Run) -> Path:
         """The folder of a run."""
@@ -130,29 +130,26 @@ class Place:
 
     def command(self, run: Run) -> list[str]:
         """The command line of a run, after `python -m looped_lm`; it starts the run and goes on with it."""
-        return [
-            "fit", *run.arguments(), f"--trainer.logger.init_args.save_dir={_as_text(self.root)}",
-            f"--run_name={self.name(run)}", "--resume=auto",
-        ]  # fmt: skip
+        return attempts.command(run, self.folder(run))
 
     # ---- State ----------------------------------------------------------------------------------------------------
 
-    def record(self, run: Run) -> Record | None:
+    def record(self, run: Run) -> RunRecord | None:
         """The latest record of a run, in its folder or among the records that were collected."""
-        collected = self._collected(run)
-        own = self.latest_record(self.folder(run))
-        if collected is not None and (own is None or not own.finished):
-            return self.latest_record(collected)
+        collected = self._collected(self.hash(run))
+        own = latest_record(self.folder(run))
+        if collected and (own is None or not own.finished):
+            return latest_record(collected[0])
         return own
 
-    def _collected(self, run: Run) -> Path | None:
-        """Where the record of a run lies among those that were collected, by whatever name."""
-        return next(iter(sorted(self.records.glob(f"*{run.hash}.run.json"))), None)
+    def _collected(self, hash_: str) -> list[Path]:
+        """Where the record of a run is among those that were collected, by whatever name."""
+        return sorted(self.records.glob(f"*{hash_}{RECORD_SUFFIX}"))
 
-    def foreign(self, hashes: Iterable[str]) -> list[Path]:
-        """Collected records of none of the runs with these hashes."""
-        known = tuple(f"{h}.run.json" for h in hashes)
-        return [path for path in sorted(self.records.glob("*.run.json")) if not path.name.endswith(known)]
+    def foreign(self, runs: Iterable[Run]) -> list[Path]:
+        """Collected records of none of these runs."""
+        known = tuple(f"{self.hash(run)}{RECORD_SUFFIX}" for run in runs)
+        return [path for path in self._collected("") if not path.name.endswith(known)]
 
     def finished(self, run: Run) -> bool:
         """Whether a run has a completed record."""
@@ -176,25 +173,27 @@ class Place:
             state = State.INTERRUPTED
         else:
             state = State.FAILED
-        return Status(run, state, record, sum("exit_status" not in e for e in events), exit_status)
+        return Status(
+            run, self.hash(run), state, record, sum("exit_status" not in e for e in events), exit_status
+        )
 
-    def keep_record(self, run: Run, record: Record | None = None) -> Path | None:
+    def keep_record(self, run: Run, record: RunRecord | None = None) -> Path | None:
         """Put the record of a finished run among the collected ones; its path, or None for an unfinished run.
 
         Args:
             run: the run.
-            record: of a run that lies elsewhere; None: the latest in this place.
+            record: of a run that is elsewhere; None: the latest in this place.
         """
-        target = self.records / f"{self.name(run)}.run.json"
         record = record or self.record(run)
         if record is None or not record.finished:
             return None
-        there = self._collected(run)
-        # A damaged one is replaced: the run's own says the same, or `record` would have refused.
-        with suppress(ValueError):
-            if there is not None and (kept := self.latest_record(there)) is not None and kept.finished:
-                return there
-        return record.save(there or target)
+        for there in self._collected(self.hash(run))[:1]:
+            # A damaged one is replaced: the run's own says the same, or `record` would have refused.
+            with suppress(RecordError):
+                if RunRecord.load(there).finished:
+                    return there
+            return record.save(there)
+        return record.save(self.records / f"{self.name(run)}{RECORD_SUFFIX}")
 
     # ---- Claims and attempts --------------------------------------------------------------------------------------
 
@@ -220,10 +219,10 @@ class Place:
         # Beside the folders, by hash: two processes that name a run differently still mean the same one.
         locks = self.root / ".claims"
         locks.mkdir(parents=True, exist_ok=True)
-        return FileLock(locks / run.hash)
+        return FileLock(locks / self.hash(run))
 
     def _is_claimed(self, run: Run) -> bool:
-        if not (self.root / ".claims" / run.hash).exists():
+        if not (self.root / ".claims" / self.hash(run)).exists():
             return False
         try:
             with self.claimed(run):
@@ -233,27 +232,11 @@ class Place:
 
     def attempts(self, run: Run) -> list[dict[str, Any]]:
         """Beginnings and ends of a run's attempts, in order."""
-        events = []
-        with suppress(FileNotFoundError):
-            path = self.folder(run) / "attempts.jsonl"
-            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-                # The last line of a process that was killed may be half a line.
-                with suppress(json.JSONDecodeError):
-                    events.append(json.loads(line))
-        return [event for event in events if isinstance(event, dict)]
+        return attempts.read(self.folder(run))
 
     def note(self, run: Run, **event: Any) -> None:
         """Append a beginning, or an end (with exit_status), of an attempt."""
-        about = {"time": time.time(), "process": os.getpid(), "host": platform.node(), **event}
-        path = self.folder(run) / "attempts.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # In one write and on a line of its own, whatever a killed process left.
-        with path.open("a+b") as file:
-            file.seek(0, os.SEEK_END)
-            if size := file.tell():
-                file.seek(size - 1)
-            clean = not size or file.read(1) == b"\n"
-            file.write((b"" if clean else b"\n") + json.dumps(about).encode() + b"\n")
+        attempts.note(self.folder(run), **event)
 
     def last_lines(self, run: Run, count: int = LOG_LINES) -> list[str]:
         """The last lines that a run printed; of a progress bar, what it showed last."""

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
-import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
-from io import StringIO
 from typing import Any
 
 from looped_lm.common.errors import UserError
+from looped_lm.common.text import did_you_mean
 from looped_lm.configuration.config_files import resolve_arguments
 from looped_lm.configuration.parser import PlanCLI, processes
 from looped_lm.loop.component import import_class
 from looped_lm.runs.lightning_internals import peak_flops_table
+from looped_lm.sweeps.resolving import refusals_raised
 from looped_lm.sweeps.runs import Run
 from looped_lm.training.devices import compute_dtype
 from looped_lm.training.memory import estimate
@@ -40,7 +38,7 @@ class PlannedRun:
         tokens: target tokens D.
         steps: optimizer steps.
         flops: training FLOPs of these steps.
-        flops_budget: nominal budget C; None if the horizon is no budget.
+        flops_budget: nominal budget C; None if the horizon is not a budget.
         precision: of the Trainer.
         batch_size: rows per device and micro-batch: the most that fit the memory asked about, else the configured ones.
         memory: bytes of one process with that many rows, fp32 throughout; None if not asked about.
@@ -90,7 +88,7 @@ class Planner:
         rows, needed = data.batch_size, None
         try:
             accumulation(model.batch_tokens, rows if self.memory is None else 1, model.seq_len, devices)
-        except ValueError as error:
+        except UserError as error:
             raise UserError(f"Run {run.id} is refused: {error}") from error
         if self.memory is not None:
             rows, needed = self._fit(model, devices)
@@ -138,25 +136,11 @@ class Planner:
             import_class(path)
 
 
-@contextmanager
-def _argv(words: list[str]) -> Iterator[None]:
-    before = sys.argv[1:]
-    sys.argv[1:] = words
-    try:
-        yield
-    finally:
-        sys.argv[1:] = before
-
-
 def _parsed(run: Run) -> PlanCLI:
-    told = StringIO()
     try:
-        with redirect_stderr(told), _argv(resolve_arguments(run.arguments())):
-            return PlanCLI()
-    except SystemExit:
-        reason = told.getvalue().strip().removeprefix("error: ")
-        raise UserError(f"Run {run.id} is refused: {reason}") from None
-    except ValueError as error:
+        with refusals_raised():
+            return PlanCLI(resolve_arguments(run.arguments()))
+    except UserError as error:
         raise UserError(f"Run {run.id} is refused: {error}") from error
 
 
@@ -179,8 +163,7 @@ def peak_flops(device: str, precision: str) -> float:
     """
     table = peak_flops_table()
     if device not in table:
-        close = difflib.get_close_matches(device, table, n=1, cutoff=0.3)
-        guess = f" Did you mean {close[0]!r}?" if close else ""
+        guess = did_you_mean(device, table, cutoff=0.3)
         raise UserError(
             f"Device {device!r} is not in Lightning's table.{guess} It has: {', '.join(sorted(table))}. "
             "Or give --peak-flops."

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from looped_lm.common.errors import UserError
+from looped_lm.sweeps.earlier import MARKER
 from looped_lm.sweeps.files import read_yaml, refuse_unknown
 from looped_lm.sweeps.place import Place
 from looped_lm.sweeps.runs import Run
@@ -38,14 +39,13 @@ SETTINGS = {
 writes it ([D-]HH:MM:SS), `gpus` per node, `cpus` per process, `at_once` the most tasks of the array that run together,
 `signal_seconds` how long before its end a task saves and asks to be requeued, `setup` shell lines before it, `options`
 any other option of sbatch."""
-_MARKER = "queued.json"
 
 
 def settings(sweep: Mapping[str, Any], profile: Path | None, where: Path) -> dict[str, Any]:
     """Settings of a sweep file with those of a profile file on top.
 
     Raises:
-        UserError: an unknown setting, or a time that is none.
+        UserError: an unknown setting, or a time that cannot be read.
     """
     refuse_unknown(sweep, SETTINGS, f"{where}, slurm")
     merged = dict(sweep)
@@ -134,15 +134,15 @@ def submit(
     for run, job in zip(runs, jobs, strict=True):
         folder = place.folder(run)
         folder.mkdir(parents=True, exist_ok=True)
-        aside = folder / f".{_MARKER}"
+        aside = folder / f".{MARKER}"
         aside.write_text(json.dumps({"job": str(job.job_id)}), encoding="utf-8")
-        aside.replace(folder / _MARKER)
+        aside.replace(folder / MARKER)
     return [str(job.job_id) for job in jobs]
 
 
 def queued(place: Place, runs: list[Run]) -> dict[str, str]:
     """Jobs that SLURM still has, by the hash of their runs."""
-    markers = {run.hash: place.folder(run) / _MARKER for run in runs}
+    markers = {run.hash: place.folder(run) / MARKER for run in runs}
     jobs = {
         hash_: json.loads(path.read_text(encoding="utf-8"))["job"]
         for hash_, path in markers.items()

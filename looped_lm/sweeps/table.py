@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from io import StringIO
-from typing import Any
 
+from fitting.records import architecture
 from looped_lm.common.text import aligned, duration
 from looped_lm.sweeps.files import CONFIG
 from looped_lm.sweeps.place import Status
@@ -57,7 +57,7 @@ def status_table(statuses: Sequence[Status]) -> str:
         steps = "" if record is None else f"{record.steps:,}/{record.steps_planned:,}"
         loss = "" if record is None or record.val_loss is None else f"{record.val_loss:.4f}"
         seconds = "" if record is None else duration(record.wall_seconds)
-        rows.append([s.run.hash, *s.run.label(axes), s.state.value, steps, loss, seconds, str(s.attempts)])
+        rows.append([s.hash, *s.run.label(axes), s.state.value, steps, loss, seconds, str(s.attempts)])
     return aligned(
         ["hash", *short(axes), "state", "steps", "val loss", "time", "attempts"], rows, 2 + len(axes)
     )
@@ -69,11 +69,8 @@ _DESIGN = (
 )  # fmt: skip
 
 
-def design(planned: Sequence[PlannedRun], architecture: Callable[[Any, int], tuple[str, str]]) -> str:
-    """The runs as a CSV that `python -m fitting plan` reads.
-
-    `architecture` names the injection and the gradients of components at r recurrences as it does.
-    """
+def design(planned: Sequence[PlannedRun]) -> str:
+    """The runs as a CSV that `python -m fitting plan` reads."""
     text = StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow(_DESIGN)

@@ -8,10 +8,11 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from pathlib import Path
 
-from looped_lm.sweeps.place import Claimed, Place, Record, State
+from fitting.records import RunRecord
+from looped_lm.configuration.command_line import run_as_command_line
+from looped_lm.sweeps.place import Claimed, Place, State
 from looped_lm.sweeps.runs import Run
 
 BUSY = 76
@@ -65,7 +66,7 @@ def work(place: Place, run: Run, extra: tuple[str, ...] = (), attempts: int | No
         return BUSY
 
 
-def _wall_seconds(record: Record | None) -> float:
+def _wall_seconds(record: RunRecord | None) -> float:
     return 0.0 if record is None else record.wall_seconds
 
 
@@ -77,20 +78,10 @@ def accompany(place: Place, run: Run, extra: tuple[str, ...], rank: int) -> int:
 
 
 def _fit(command: list[str], log: Path) -> int:
-    import looped_lm.__main__ as command_line
-
     _print_into(log)
     print(f"$ python -m looped_lm {shlex.join(command)}", flush=True)
-    # Lightning's launcher starts the other processes of a run as the module that is `__main__`.
-    sys.modules["__main__"] = command_line
-    sys.argv = [str(command_line.__file__), *command]
     try:
-        return command_line.cli(command)
-    except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except BaseException:
-        traceback.print_exc()
-        return 1
+        return run_as_command_line(command)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

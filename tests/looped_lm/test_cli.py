@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import looped_lm
-from looped_lm.cli import COMMANDS, cli, refuse_shadowing
+from looped_lm.cli import COMMANDS, cli
+from looped_lm.configuration.command_line import message_of, refuse_shadowing
 from looped_lm.configuration.config_files import BASE, resolve_arguments, resolve_config, run_name
-from looped_lm.configuration.hints import innermost
 from tests.support.cli_options import tiny_options
 
 ROOT = Path(looped_lm.__file__).parent.parent
@@ -129,7 +129,7 @@ def test_the_message_of_a_reading_process_is_not_buried() -> None:
     with pytest.raises(ValueError) as caught:
         next(iter(torch.utils.data.DataLoader(Reading(), num_workers=1)))
     assert "Traceback" in str(caught.value)
-    assert innermost(str(caught.value)) == "row 0 is damaged: restore it"
+    assert message_of(caught.value) == "row 0 is damaged: restore it"
 
 
 def test_a_config_given_without_its_flag_is_explained(run_cli: Any) -> None:

@@ -45,7 +45,7 @@ def main(folder: str, file: str, kills: int, seed: int) -> None:
     fork = multiprocessing.get_context("fork")
     loaded = files.load(Path(file))
     runs = expand(loaded)
-    place = Place(Path("runs"), loaded.name, sweep.latest_record)
+    place = Place(Path("runs"), loaded.name)
     # Once here, for all launchers that are forked from this process.
     from looped_lm.sweeps.planning import Planner
 

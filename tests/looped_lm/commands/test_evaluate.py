@@ -192,7 +192,7 @@ def test_bad_input_is_refused_before_anything_is_measured(
     run_cli: Any, in_folder: Path, options: list[str], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(public.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr("looped_lm.cli.refuse_shadowing", lambda: None)
+    monkeypatch.setattr("looped_lm.configuration.command_line.refuse_shadowing", lambda: None)
     save_pretrained(tiny_model(vocab_size=257), "m", ByteTokenizer())
     Path("text.ckpt").write_text("no checkpoint")
     status, out = run_cli("evaluate", *options)

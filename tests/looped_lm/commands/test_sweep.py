@@ -12,7 +12,6 @@ import pytest
 from fitting.__main__ import main as fitting
 from fitting.data.loading import load_runs
 from fitting.records import RunRecord
-from looped_lm.commands.sweep import latest_record
 from looped_lm.sweeps import files
 from looped_lm.sweeps.expansion import expand
 from looped_lm.sweeps.place import Place
@@ -79,7 +78,7 @@ def test_peaks_come_from_lightnings_table() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["plan", "iso_deph.yaml"], "Did you mean iso_depth.yaml?"),
+        (["plan", "iso_deph.yaml"], "Did you mean 'iso_depth.yaml'?"),
         (["run", "bad.yaml"], "Did you mean 'model.size'"),
         (["run", "good.yaml", "--jobs", "0"], "--jobs is 0"),
         (["plan", "good.yaml", "--mfu", "-1"], "--mfu is -1"),
@@ -104,7 +103,7 @@ def test_a_mistake_is_told_and_nothing_runs(
 def test_status_records_and_a_failed_run(run_cli: Any, in_folder: Path, tiny_data_dir: Path) -> None:
     file = str(tiny_sweep(in_folder, tiny_data_dir, seeds=9, steps=4))
     runs = expand(files.load(Path(file)))
-    place = Place(Path("runs"), "tiny", latest_record)
+    place = Place(Path("runs"), "tiny")
     status, out = run_cli("sweep", "records", file)
     assert status == 1 and "0 of 9 runs are finished" in out
     for i, run in enumerate(runs[:7]):
@@ -130,7 +129,7 @@ def test_records_of_shared_runs_are_collected_too(run_cli: Any, in_folder: Path)
     (in_folder / "two.yaml").write_text(
         "grid: {config: r8.yaml, model.size: [1, 2]}\nshared: [{sweep: one.yaml, only: [{config: r1.yaml}]}]"
     )
-    one = Place(Path("runs"), "one", latest_record)
+    one = Place(Path("runs"), "one")
     run = expand(files.load(Path("one.yaml")))[0]
     record = RunRecord.from_dict({**record_fields(), "run_name": one.name(run)})
     record.save(one.folder(run) / "version_0" / "checkpoints" / "step=000004.run.json")

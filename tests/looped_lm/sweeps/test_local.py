@@ -109,5 +109,5 @@ def test_times_are_told_in_units_that_suit(tmp_path: Path) -> None:
         "2.0 h",
         "5.0 days",
     ]
-    launcher = LocalLauncher(Place(tmp_path, "x", lambda path: None), 4, ["0", "1"], {}, {})
+    launcher = LocalLauncher(Place(tmp_path, "x"), 4, ["0", "1"], {}, {})
     assert launcher.threads == max(1, len(os.sched_getaffinity(0)) // 4)

@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from fitting.records import RecordError, RunRecord
-from looped_lm.commands.sweep import latest_record
 from looped_lm.runs.preemption import EXIT_STATUS
 from looped_lm.sweeps import worker
 from looped_lm.sweeps.place import Claimed, Place, State
@@ -22,7 +21,7 @@ RUN = Run("mine", (), {"model.size": 3}, {"model.size": 3}, ("model.size",))
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
-    return Place(tmp_path, "mine", latest_record)
+    return Place(tmp_path, "mine")
 
 
 def write_record(place: Place, **fields: Any) -> RunRecord:
@@ -60,7 +59,7 @@ def test_a_collected_record_finishes_a_run_on_a_machine_that_never_trained_it(
 ) -> None:
     write_record(place)
     place.keep_record(RUN)
-    elsewhere = Place(tmp_path / "other", "mine", latest_record, records=place.records)
+    elsewhere = Place(tmp_path / "other", "mine", records=place.records)
     assert elsewhere.finished(RUN) and elsewhere.status(RUN).attempts == 0
 
 
@@ -69,7 +68,7 @@ def test_a_run_keeps_its_folder_when_the_sweep_names_it_otherwise(place: Place, 
     more = Run("mine", (), {"model.size": 3, "seed_everything": 1}, {"model.size": 3, "seed_everything": 1},
                ("model.size", "seed_everything"))  # fmt: skip
     assert more.hash == RUN.hash and more.id != RUN.id
-    fresh = Place(tmp_path, "mine", latest_record)
+    fresh = Place(tmp_path, "mine")
     assert fresh.folder(more) == place.folder(RUN) and f"--run_name={RUN.id}" in fresh.command(more)
 
 
@@ -80,7 +79,7 @@ def test_a_collected_record_that_cannot_be_read_stops_the_sweep(place: Place) ->
     assert kept is not None
     kept.write_text(kept.read_text().replace('"schema_version": 1', '"schema_version": 99'))
     (place.folder(RUN) / "version_0" / "checkpoints" / kept.name).unlink(missing_ok=True)
-    elsewhere = Place(place.root / "other", "mine", latest_record, records=place.records)
+    elsewhere = Place(place.root / "other", "mine", records=place.records)
     with pytest.raises(RecordError, match="schema_version"):
         elsewhere.status(RUN)
 
@@ -97,7 +96,8 @@ def test_a_damaged_collected_record_is_replaced_by_the_runs_own(place: Place) ->
 def test_records_of_no_run_of_the_sweep_are_told_apart(place: Place) -> None:
     write_record(place)
     kept = place.keep_record(RUN)
-    assert place.foreign([RUN.hash]) == [] and place.foreign(["0" * 8]) == [kept]
+    other = Run("mine", (), {"model.size": 4}, {"model.size": 4}, ("model.size",))
+    assert place.foreign([other, RUN]) == [] and place.foreign([other]) == [kept]
 
 
 def test_a_run_that_failed_since_it_was_chosen_is_left_alone(
@@ -153,9 +153,7 @@ def test_half_a_line_of_a_killed_process_is_no_attempt(place: Place) -> None:
 
 
 def test_a_path_is_taken_as_it_is_written(tmp_path: Path) -> None:
-    (argument,) = (
-        word for word in Place(tmp_path / "o a: b", "mine", latest_record).command(RUN) if "save_dir" in word
-    )
+    (argument,) = (word for word in Place(tmp_path / "o a: b", "mine").command(RUN) if "save_dir" in word)
     assert yaml.safe_load(argument.partition("=")[2]) == str(tmp_path / "o a: b" / "mine")
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from looped_lm.commands.sweep import latest_record
 from looped_lm.sweeps import files, slurm
 from looped_lm.sweeps.expansion import expand
 from looped_lm.sweeps.place import Place, State
@@ -82,7 +81,7 @@ def test_runs_are_submitted_once_as_one_array(
         "requeue", "signal=USR2@120", "open-mode=append", "job-name=tiny",
     ):  # fmt: skip
         assert f"#SBATCH --{option}\n" in script, script
-    place = Place(Path("runs"), "tiny", latest_record)
+    place = Place(Path("runs"), "tiny")
     first = expand(files.load(file))[0]
     place.note(first, command=["fit"])
     place.note(first, exit_status=1)
@@ -111,7 +110,7 @@ def test_submitit_runs_a_sweep_in_processes_of_its_own(tmp_path: Path, tiny_data
     import submitit
 
     runs = expand(files.load(tiny_sweep(tmp_path, tiny_data_dir, seeds=2, steps=4)))
-    place = Place(tmp_path / "runs", "tiny", latest_record)
+    place = Place(tmp_path / "runs", "tiny")
     made = submitit.LocalExecutor(tmp_path / "jobs")
     made.update_parameters(timeout_min=10)
     for run in runs:
@@ -135,7 +134,7 @@ def test_twelve_runs_on_a_real_cluster_one_of_them_requeued(
     assert status == 0 and "Submitted 12 runs" in out, out
     print(out)
     runs = expand(files.load(file))
-    place = Place(Path("runs"), "tiny", latest_record)
+    place = Place(Path("runs"), "tiny")
     first = slurm.queued(place, runs)[runs[0].hash]
     cluster.wait_for(lambda: bool(list(place.folder(runs[0]).rglob("*.ckpt"))), "a checkpoint")
 

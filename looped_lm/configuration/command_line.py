@@ -1,0 +1,162 @@
+"""How a command runs and ends in this process: what is set up for it, its exit status, and what a user is told.
+
+Nothing heavy is imported before a command needs it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+from looped_lm.common.errors import UserError
+from looped_lm.runs.preemption import Preempted, report, stopped_before_training
+
+#: Commands of LightningCLI, whose options are the keys of the configuration.
+LIGHTNING = ("fit", "validate", "test", "predict")
+SIBLINGS = ("callbacks", "datamodules", "configs", "fitting")
+#: Errors that a user can mend, with those derived from them. The siblings' are known by name, so that none is imported.
+_FOR_USERS = {
+    "looped_lm.common.errors.UserError",
+    "datamodules.errors.DataError",
+    "fitting.errors.FitError",
+    "fitting.records.RecordError",
+}
+
+
+def run_as_command_line(command: Sequence[str]) -> int:
+    """Do in this process what `python -m looped_lm fit ARGS` does in one of its own; its exit status.
+
+    For whoever started this process as something else, such as a worker of a sweep. Sets sys.argv and `__main__`, from
+    which Lightning's launcher starts the other processes of a run. Raises nothing: a fault in code is printed with its
+    traceback, and gives 1.
+
+    Args:
+        command: one of LIGHTNING and its arguments.
+    """
+    spec = importlib.util.find_spec("looped_lm.__main__")
+    assert spec is not None
+    sys.modules["__main__"] = importlib.util.module_from_spec(spec)
+    sys.argv[:1] = [str(spec.origin)]
+    try:
+        return exit_status(command[0], lambda: run_lightning(command))
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+
+
+def run_lightning(command: Sequence[str]) -> int:
+    """Run one of LIGHTNING, or `plan`, which takes the same arguments; its exit status.
+
+    Raises:
+        UserError: the installed torchvision does not match torch.
+    """
+    from looped_lm.configuration.config_files import resolve_arguments
+
+    # Lightning's launcher starts the other processes of a run from sys.argv.
+    sys.argv[1:] = [command[0], *resolve_arguments(list(command[1:]))]
+    try:
+        from looped_lm.configuration.parser import main
+    except RuntimeError as error:
+        if "torchvision" not in str(error):
+            raise
+        raise UserError(
+            f"torchvision does not match this torch ({error}). looped_lm does not need it: pip uninstall torchvision."
+        ) from error
+    main()
+    return 0
+
+
+def exit_status(name: str, run: Callable[[], int | None]) -> int:
+    """Run a command; its exit status, whichever way it ends.
+
+    Args:
+        name: of the command.
+        run: the command; None counts as 0.
+
+    Raises:
+        SystemExit: as the command raised it, where it brings a status of its own.
+        Exception: a fault in code, ours or a component's, which keeps its traceback.
+    """
+    os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
+    try:
+        with stopped_before_training() if name == "fit" else nullcontext():
+            refuse_shadowing()
+            return run() or 0
+    except Preempted as stop:
+        return report(stop)
+    except KeyboardInterrupt:
+        return _interrupted()
+    except SystemExit as stop:
+        if isinstance(stop.__context__, KeyboardInterrupt):
+            # Lightning's way out; there was no training to save, or the user did not want to wait for it.
+            return _interrupted()
+        # Lightning leaves on SIGTERM without a status, which a scheduler would take for success.
+        if type(stop).__name__ != "SIGTERMException":
+            raise
+        print("error: stopped by SIGTERM; resume from the last checkpoint with --ckpt_path.", file=sys.stderr)
+        return 128 + signal.SIGTERM
+    except BrokenPipeError:
+        if not _reader_has_left():
+            raise
+        # The reader (head, less) has left. What Python flushes at its end must not fail once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if name in LIGHTNING:
+            print("error: standard output was closed, which ended the run.", file=sys.stderr)
+        return 128 + signal.SIGPIPE
+    except Exception as error:
+        if os.environ.get("LOOPED_LM_TRACEBACK") or not for_users(error):
+            raise
+        print(f"error: {message_of(error)}\n(LOOPED_LM_TRACEBACK=1 shows where.)", file=sys.stderr)
+        return 1
+
+
+def _interrupted() -> int:
+    print("error: interrupted.", file=sys.stderr)
+    return 128 + signal.SIGINT
+
+
+def for_users(error: BaseException) -> bool:
+    """Whether a user can mend this, so that its message is enough."""
+    return any(f"{c.__module__}.{c.__qualname__}" in _FOR_USERS for c in type(error).__mro__)
+
+
+def message_of(error: BaseException) -> str:
+    """The message of an error without what torch wraps around that of a reading process."""
+    worker = re.match(r"Caught (\w+) in DataLoader worker process", str(error))
+    # torch puts the worker's whole traceback into the message; the exception itself comes at its end.
+    return str(error).rpartition(f"{worker.group(1)}: ")[2].strip() if worker else str(error)
+
+
+def refuse_shadowing() -> None:
+    """Refuse to run where a user's folder hides one of the project's packages, whose import would fail oddly.
+
+    Raises:
+        UserError: naming the folder in the way.
+    """
+    root = Path(__file__).resolve().parents[2]
+    for name in SIBLINGS:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin and Path(spec.origin).resolve().parent != root / name:
+            raise UserError(
+                f"{spec.origin} hides the package {name!r} of looped_lm: rename it, or run from another folder."
+            )
+
+
+def _reader_has_left() -> bool:
+    """Whether standard output is a pipe that nobody reads any more; other pipes break, too."""
+    try:
+        there = select.poll()
+        there.register(sys.stdout.fileno(), select.POLLOUT)
+    except (OSError, ValueError):
+        return False
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in there.poll(0))
