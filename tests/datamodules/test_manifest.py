@@ -13,7 +13,7 @@ import pytest
 from datamodules import manifest as manifests
 from datamodules import storage
 from datamodules.errors import DataError
-from tests.support.data_samples import prepared
+from tests.support.data_samples import iterate_rows, prepared
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_a_prepared_folder_is_whole(folder):
     assert train["fill"] == pytest.approx(
         1 - (train["tokens_cropped"] + train["tokens_unfilled"]) / train["tokens_in"]
     )
-    rows = storage.iterate_rows(folder / "val", 17, manifest["splits"]["val"]["rows"])
+    rows = iterate_rows(folder / "val", 17, manifest["splits"]["val"]["rows"])
     counts = np.bincount(np.concatenate([row[1:] for row in rows]))
     assert manifest["val_unigram_entropy"] == pytest.approx(manifests.unigram_entropy(counts))
 
