@@ -39,13 +39,10 @@ __all__ = sorted(_HOME)
 
 #: Modules by the names they had in version 0.1.0, which users' YAML and code may still hold.
 _RENAMED = {
-    f"{__name__}.{earlier}": f"{__name__}.{today}"
-    for earlier, today in {
-        "records": "tabular",
-        "pretrained": "tokenizer_files",
-        "settings": "recipe",
-        "tokens": "token_data_module",
-    }.items()
+    "datamodules.records": "datamodules.tabular",
+    "datamodules.pretrained": "datamodules.tokenizer_files",
+    "datamodules.settings": "datamodules.recipe",
+    "datamodules.tokens": "datamodules.token_data_module",
 }
 
 

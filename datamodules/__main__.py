@@ -30,37 +30,35 @@ def parser() -> argparse.ArgumentParser:
         "run is started again, it continues where it stopped. The result is the same for any number of workers.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    prepare.add_argument(
+    option = prepare.add_argument
+    option(
         "--source",
         nargs="+",
         required=True,
-        metavar="SOURCE",
         help="stdlib (Python's own source); or dataset:NAME[:CONFIG] of the Hugging Face hub; or files, folders, "
         "globs or URLs (s3://, gs://, hf://), whose ending says what they are: JSON lines (.jsonl .ndjson .json, "
         "also with .gz or .zst), .parquet, or else one text per file",
     )
-    prepare.add_argument("--text-key", default="text", help="key or column that holds the text")
-    prepare.add_argument("--split", default="train", help="split of a Hugging Face dataset")
-    prepare.add_argument("--revision", help="commit or tag of a Hugging Face dataset or tokenizer")
-    prepare.add_argument(
-        "--skip-undecodable", action="store_true", help="leave out text files that are not UTF-8"
-    )
-    prepare.add_argument(
+    option("--text-key", default="text", help="key or column that holds the text")
+    option("--split", default="train", help="split of a Hugging Face dataset")
+    option("--revision", help="commit or tag of a Hugging Face dataset or tokenizer")
+    option("--skip-undecodable", action="store_true", help="leave out text files that are not UTF-8")
+    option(
         "--tokenizer",
         default="bpe:1024",
         help="bytes, bpe:VOCAB_SIZE (trained on the source), a tokenizer.json, a sentencepiece .model, or "
         "hub:NAME",
     )
-    prepare.add_argument(
-        "--bos-token", help="token to put before documents, where a tokenizer.json has none of the usual ones"
+    option(
+        "--bos-token", help="token to put before documents, if a tokenizer.json has none of the usual ones"
     )
-    prepare.add_argument("--seq-len", type=int, default=256, help="T; rows hold T + 1 tokens")
-    prepare.add_argument("--out", type=Path, required=True, help="folder to create")
-    prepare.add_argument("--workers", type=int, default=1, help="number of processes")
-    prepare.add_argument("--seed", type=int, default=0, help="seed of the document shuffle")
-    prepare.add_argument("--val-fraction", type=float, default=0.05, help="share of documents held out")
-    prepare.add_argument("--packing-buffer", type=int, default=1000, help="documents that wait for a row")
-    prepare.add_argument(
+    option("--seq-len", type=int, default=256, help="T; rows hold T + 1 tokens")
+    option("--out", type=Path, required=True, help="folder to create")
+    option("--workers", type=int, default=1, help="number of processes")
+    option("--seed", type=int, default=0, help="seed of the document shuffle")
+    option("--val-fraction", type=float, default=0.05, help="share of documents held out")
+    option("--packing-buffer", type=int, default=1000, help="documents that wait for a row")
+    option(
         "--cut-documents",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -148,16 +146,13 @@ def make_tokenizer(arguments: argparse.Namespace) -> Tokenizer:
 
 def run_prepare(arguments: argparse.Namespace) -> int:
     """Prepare a folder and say what it holds; returns the exit status."""
+    import dataclasses
+
     from datamodules.prepare import prepare
     from datamodules.recipe import PrepareSettings
 
-    settings = PrepareSettings(
-        arguments.seq_len,
-        arguments.val_fraction,
-        arguments.cut_documents,
-        arguments.packing_buffer,
-        arguments.seed,
-    )
+    names = [field.name for field in dataclasses.fields(PrepareSettings)]
+    settings = PrepareSettings(**{name: getattr(arguments, name) for name in names})
     corpus, tokenizer = make_corpus(arguments), make_tokenizer(arguments)
     if arguments.out.exists():
         print("already there; the sources are not compared with what it was prepared from", file=sys.stderr)

@@ -53,16 +53,12 @@ def find(patterns: Sequence[str], suffixes: tuple[str, ...] = ()) -> list[Source
         if not matches:
             wanted = f" ending in {' or '.join(suffixes)}" if suffixes else ""
             raise DataError(
-                f"no file{wanted} at {pattern!r}: give a file, a folder, a glob or a URL that matches "
-                "something"
+                f"no file{wanted} at {pattern!r}: give a file, folder, glob or URL that matches something"
             )
         found.update(matches)
     # commonprefix works on any sequences: here on lists of folder names.
-    common = os.path.commonprefix([url.split("/")[:-1] for url in found])
-    files = [
-        SourceFile("/".join(url.split("/")[len(common) :]), url, size, stamp)
-        for url, (size, stamp) in found.items()
-    ]
+    common = len(os.path.commonprefix([url.split("/")[:-1] for url in found]))
+    files = [SourceFile("/".join(url.split("/")[common:]), url, *found[url]) for url in found]
     return sorted(files, key=lambda file: file.name)
 
 
@@ -117,9 +113,7 @@ def _filesystem(url: str) -> tuple[Any, str]:
         from fsspec.core import url_to_fs
 
         return url_to_fs(url)
-    except ImportError as error:
-        raise DataError(f"cannot open {url}: {error}") from error
-    except ValueError as error:
+    except (ImportError, ValueError) as error:
         raise DataError(
             f"cannot open {url}: {error}. Schemes are those of fsspec, e.g. s3://, gs://, hf://"
         ) from error

@@ -38,7 +38,7 @@ def build(
     Args:
         corpus_settings: where the documents came from; not hashed, since it may hold paths of this machine.
         tokenizer: the trained one.
-        settings: of the preparation.
+        settings: the settings of the preparation.
         sources: the summary of every unit, in order.
         shards: the summaries of every split's shards, in order.
         val_target_counts: how often each id is a target in the validation rows; (vocab_size,).

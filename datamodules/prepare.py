@@ -119,7 +119,7 @@ def _prepare(job: Job, units: list[Unit], workers: int, progress: bool) -> dict[
             job = replace(job, tokenizer=_trained(job, units, progress))
         sources = _tokenize(job, units, workers, progress)
         with writing(job.work):
-            _finish(job, sources, _pack(job, sources, len(units), workers, progress))
+            _finish(job, sources, _pack(job, sources, workers, progress))
     with writing(job.work):
         for name in ("units", "shards"):
             shutil.rmtree(job.work / name)
@@ -192,7 +192,7 @@ def _report_speed(done: list[dict[str, Any]], seconds: float) -> None:
 
 
 def _pack(
-    job: Job, sources: list[dict[str, Any]], num_units: int, workers: int, progress: bool
+    job: Job, sources: list[dict[str, Any]], workers: int, progress: bool
 ) -> dict[str, list[dict[str, Any]]]:
     total = sum(source["tokens"] for source in sources)
     share = {"train": 1.0 - job.settings.val_fraction, "val": job.settings.val_fraction}
@@ -202,7 +202,7 @@ def _pack(
     summaries = {place: read_marker(job.shard_marker(*place)) for place in places}
     todo = [place for place, summary in summaries.items() if summary is None]
     with _bar(len(places), "pack", "shard", progress, done=len(places) - len(todo)) as bar:
-        calls = [(place, (job, *place, num_shards[place[0]], num_units)) for place in todo]
+        calls = [(place, (job, *place, num_shards[place[0]], len(sources))) for place in todo]
         # A process takes seconds to start, since litdata loads torch: too long for one shard per split.
         for place, summary in run_jobs(pack_shard, calls, workers if len(places) > len(SPLITS) else 1):
             summaries[place] = summary

@@ -111,9 +111,10 @@ def tokenize_unit(job: Job, unit: Unit, index: int) -> dict[str, Any]:
                 empty += 1
                 continue
             if ids.min() < 0 or ids.max() >= job.tokenizer.vocab_size:
+                wrong = ids.min() if ids.min() < 0 else ids.max()
                 raise DataError(
-                    f"{job.tokenizer.name} gave id {ids.max()} for a document of {unit.name}; its vocab_size "
-                    f"is {job.tokenizer.vocab_size}"
+                    f"{job.tokenizer.name} gave id {wrong} for a document of {unit.name}; its vocab_size is "
+                    f"{job.tokenizer.vocab_size}: raise that, or give another tokenizer"
                 )
             digest = document_digest(text)
             keys.append(shuffle_key(digest, job.settings.seed, index, len(keys)))
@@ -238,23 +239,18 @@ def cut(
     Returns:
         Tokens and lengths of the pieces, in the order of the documents.
     """
-    step = row_length - 1
+    if not len(lengths):
+        return flat, lengths
     bos = np.array([bos_id], flat.dtype)
+    step = row_length - 1
     pieces: list[NDArray[Any]] = []
-    new_lengths: list[int] = []
-    start = 0
-    for length in lengths.tolist():
-        document = flat[start : start + length]
-        start += length
-        if length <= row_length:
+    for document in np.split(flat, np.cumsum(lengths)[:-1]):
+        if len(document) <= row_length:
             pieces.append(document)
-            new_lengths.append(length)
-            continue
-        for begin in range(1, length, step):
-            piece = document[begin : begin + step]
-            pieces += [bos, piece]
-            new_lengths.append(1 + len(piece))
-    return np.concatenate(pieces) if pieces else flat, np.array(new_lengths, np.int64)
+        else:
+            begins = range(1, len(document), step)
+            pieces += [np.concatenate((bos, document[begin : begin + step])) for begin in begins]
+    return np.concatenate(pieces), np.array([len(piece) for piece in pieces], np.int64)
 
 
 def _write_marker(path: Path, summary: dict[str, Any], **arrays: NDArray[Any]) -> None:

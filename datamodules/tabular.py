@@ -94,17 +94,17 @@ class JSONLines(FileCorpus):
                     number += 1
                     where = f"{file.name}, line {number}" + (f" after byte {begin}" if begin else "")
                     position += len(line)
-                    if line.strip():
-                        yield _text_of(_parsed(line, where), self.text_key, where)
+                    if not line.strip():
+                        continue
+                    try:
+                        record = json.loads(line)
+                    except ValueError as error:
+                        raise DataError(
+                            f"{where}: not JSON ({error}); the line begins {line[:60]!r}"
+                        ) from error
+                    yield _text_of(record, self.text_key, where)
         except (OSError, EOFError, zlib.error) as error:
             raise DataError(f"cannot read {file.url}: {error}") from error
-
-
-def _parsed(line: bytes, where: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{where}: not JSON ({error}); the line begins {line[:60]!r}") from error
 
 
 class ParquetFiles(FileCorpus):

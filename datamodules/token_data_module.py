@@ -236,6 +236,12 @@ class TokenDataModule(LightningDataModule):
         return {
             "rows_consumed": self.rows_consumed,
             "batches_processed": self._batches_processed(),
+            **self._refers_to(),
+        }
+
+    def _refers_to(self) -> dict[str, Any]:
+        """What a position has a meaning for."""
+        return {
             "seed": self.seed,
             "manifest_hash": self.manifest_hash,
             "tokenizer_sha256": self.manifest["tokenizer"]["sha256"],
@@ -248,15 +254,10 @@ class TokenDataModule(LightningDataModule):
             DataError: the checkpoint was trained with another tokenizer or, where training continues, with other
                 data or another seed. The message names both values.
         """
-        current = {
-            "tokenizer_sha256": self.manifest["tokenizer"]["sha256"],
-            "manifest_hash": self.manifest_hash,
-            "seed": self.seed,
-        }
         trainer = self.trainer
         # It is sound to evaluate a checkpoint on other data, but not with another tokenizer.
         evaluating = trainer is not None and trainer.state.fn not in (None, TrainerFn.FITTING)
-        for key, value in current.items():
+        for key, value in reversed(self._refers_to().items()):
             if state_dict[key] != value and not (evaluating and key != "tokenizer_sha256"):
                 raise DataError(
                     f"the checkpoint was trained with {key} {state_dict[key]}, the data at hand has "
@@ -316,6 +317,4 @@ class TokenDataModule(LightningDataModule):
         """`final_val_rows` validation rows."""
         return self._validation_loader(self.final_val_rows)
 
-    def predict_dataloader(self) -> DataLoader[Any]:
-        """`final_val_rows` validation rows."""
-        return self._validation_loader(self.final_val_rows)
+    predict_dataloader = test_dataloader

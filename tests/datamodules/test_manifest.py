@@ -83,6 +83,18 @@ def test_missing_and_short_files_are_named_without_reading_the_data(folder):
     ]
 
 
+def test_a_file_that_cannot_be_read_is_named(folder, monkeypatch):
+    manifest = manifests.read(folder)
+
+    def refuse(_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(manifests, "file_sha256", refuse)
+    assert manifests.check_files(folder, manifest, content=False) == [
+        "tokenizer.txt: cannot be read (Permission denied)"
+    ]
+
+
 def test_an_index_that_lists_other_chunks_is_found(folder):
     path = folder / "train" / "index.json"
     index = json.loads(path.read_text())

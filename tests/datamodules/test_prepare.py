@@ -103,6 +103,19 @@ class Interrupted(Exception):
     pass
 
 
+class BrokenCorpus(ListCorpus):
+    """Has a bug that shows as an error of the system."""
+
+    def documents(self, unit):
+        raise ConnectionResetError(104, "a bug of mine")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_bug_in_a_corpus_of_ones_own_is_not_taken_for_a_full_disk(tmp_path, workers):
+    with pytest.raises(ConnectionResetError, match="a bug of mine"):
+        run(BrokenCorpus(made_up_texts(30)), tmp_path / "out", tokenizer=ByteTokenizer(), workers=workers)
+
+
 class FailingCorpus(ListCorpus):
     """Stops at its n-th unit, and remembers which units were read."""
 
