@@ -1,34 +1,63 @@
 """Text -> packed rows of tokens -> batches.
 
-The public names are resolved on first use (PEP 562), so importing this package costs nothing: neither torch
-nor lightning nor litdata is loaded until a name that needs them is touched.
+`corpora` and `tabular` read documents, `tokenizers` and `tokenizer_files` turn them into ids, `prepare` packs
+these into rows on disk (`stages`, `packing`, `storage`) under a `manifest`, and `token_data_module` reads the
+rows of `prepared` or `remote` data in the order that `position` gives.
+
+The public names load on first use (PEP 562), so importing this package loads neither torch nor lightning nor
+litdata.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.abc
+import importlib.machinery
+import sys
 from typing import Any
 
 _HOME = {
-    "TokenDataModule": "tokens",
+    "TokenDataModule": "token_data_module",
     "Tokenizer": "tokenizers",
     "ByteTokenizer": "tokenizers",
     "BPETokenizer": "tokenizers",
-    "FileTokenizer": "pretrained",
-    "HubTokenizer": "pretrained",
-    "SentencePieceTokenizer": "pretrained",
+    "FileTokenizer": "tokenizer_files",
+    "HubTokenizer": "tokenizer_files",
+    "SentencePieceTokenizer": "tokenizer_files",
     "Corpus": "corpora",
     "Unit": "corpora",
     "StdlibCorpus": "corpora",
     "TextFiles": "corpora",
-    "JSONLines": "records",
-    "ParquetFiles": "records",
-    "HuggingFaceDataset": "records",
+    "JSONLines": "tabular",
+    "ParquetFiles": "tabular",
+    "HuggingFaceDataset": "tabular",
     "DataError": "errors",
-    "PrepareSettings": "settings",
+    "PrepareSettings": "recipe",
 }
 
 __all__ = sorted(_HOME)
+
+#: Modules by the names they had in version 0.1.0, which users' YAML and code may still hold.
+_RENAMED = {
+    "datamodules.records": "datamodules.tabular",
+    "datamodules.pretrained": "datamodules.tokenizer_files",
+    "datamodules.settings": "datamodules.recipe",
+    "datamodules.tokens": "datamodules.token_data_module",
+}
+
+
+class _EarlierNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports the module of today under its earlier name, so that both names hold the same classes."""
+
+    def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
+        return importlib.machinery.ModuleSpec(name, self) if name in _RENAMED else None
+
+    def exec_module(self, module: Any) -> None:
+        # The import system hands out whatever it finds here afterwards.
+        sys.modules[module.__name__] = importlib.import_module(_RENAMED[module.__name__])
+
+
+sys.meta_path.append(_EarlierNames())
 
 
 def __getattr__(name: str) -> Any:

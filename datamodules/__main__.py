@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from datamodules.errors import DataError
 
 if TYPE_CHECKING:
     from datamodules.corpora import Corpus
     from datamodules.tokenizers import Tokenizer
-
-_JSON_ENDINGS = (
-    ".jsonl",
-    ".ndjson",
-    ".json",
-    ".jsonl.gz",
-    ".ndjson.gz",
-    ".json.gz",
-    ".jsonl.zst",
-    ".ndjson.zst",
-)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -35,43 +26,39 @@ def parser() -> argparse.ArgumentParser:
     prepare = commands.add_parser(
         "prepare",
         help="text -> packed rows of tokens",
-        description="Tokenize and pack a corpus into a folder that `data.data_dir` reads. An interrupted "
-        "run goes on "
-        "where it stopped when it is started again. The result is the same for any number of workers.",
+        description="Tokenize and pack a corpus into a folder that `data.data_dir` reads. When an interrupted "
+        "run is started again, it continues where it stopped. The result is the same for any number of workers.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    prepare.add_argument(
+    option = prepare.add_argument
+    option(
         "--source",
         nargs="+",
         required=True,
-        metavar="SOURCE",
-        help="stdlib (Python's own source), or files, folders, globs or URLs (s3://, gs://, hf://): by "
-        "their ending JSON "
-        "lines (.jsonl .ndjson .json, also .gz .zst), parquet, or else one text per file; or "
-        "dataset:NAME[:CONFIG] of the Hugging Face hub",
+        help="stdlib (Python's own source); or dataset:NAME[:CONFIG] of the Hugging Face hub; or files, folders, "
+        "globs or URLs (s3://, gs://, hf://), whose ending says what they are: JSON lines (.jsonl .ndjson .json, "
+        "also with .gz or .zst), .parquet, or else one text per file",
     )
-    prepare.add_argument("--text-key", default="text", help="key or column that holds the text")
-    prepare.add_argument("--split", default="train", help="split of a Hugging Face dataset")
-    prepare.add_argument("--revision", help="commit or tag of a Hugging Face dataset or tokenizer")
-    prepare.add_argument(
-        "--skip-undecodable", action="store_true", help="leave out text files that are not UTF-8"
-    )
-    prepare.add_argument(
+    option("--text-key", default="text", help="key or column that holds the text")
+    option("--split", default="train", help="split of a Hugging Face dataset")
+    option("--revision", help="commit or tag of a Hugging Face dataset or tokenizer")
+    option("--skip-undecodable", action="store_true", help="leave out text files that are not UTF-8")
+    option(
         "--tokenizer",
         default="bpe:1024",
         help="bytes, bpe:VOCAB_SIZE (trained on the source), a tokenizer.json, a sentencepiece .model, or "
         "hub:NAME",
     )
-    prepare.add_argument(
-        "--bos-token", help="token to put before documents, where a tokenizer.json does not tell"
+    option(
+        "--bos-token", help="token to put before documents, if a tokenizer.json has none of the usual ones"
     )
-    prepare.add_argument("--seq-len", type=int, default=256, help="T; rows hold T + 1 tokens")
-    prepare.add_argument("--out", type=Path, required=True, help="folder to create")
-    prepare.add_argument("--workers", type=int, default=1, help="processes")
-    prepare.add_argument("--seed", type=int, default=0, help="of the document shuffle")
-    prepare.add_argument("--val-fraction", type=float, default=0.05, help="share of documents held out")
-    prepare.add_argument("--packing-buffer", type=int, default=1000, help="documents that wait for a row")
-    prepare.add_argument(
+    option("--seq-len", type=int, default=256, help="T; rows hold T + 1 tokens")
+    option("--out", type=Path, required=True, help="folder to create")
+    option("--workers", type=int, default=1, help="number of processes")
+    option("--seed", type=int, default=0, help="seed of the document shuffle")
+    option("--val-fraction", type=float, default=0.05, help="share of documents held out")
+    option("--packing-buffer", type=int, default=1000, help="documents that wait for a row")
+    option(
         "--cut-documents",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -93,53 +80,49 @@ def make_corpus(arguments: argparse.Namespace) -> Corpus:
     """The corpus that --source means.
 
     Raises:
-        DataError: several sources of different kinds, or an option that the kind does not have.
+        DataError: there are sources of different kinds, or an option that the kind does not have.
     """
     from datamodules.corpora import StdlibCorpus, TextFiles
-    from datamodules.records import HuggingFaceDataset, JSONLines, ParquetFiles
+    from datamodules.tabular import HuggingFaceDataset, JSONLines, ParquetFiles
 
-    kinds = {_kind(source) for source in arguments.source}
-    if len(kinds) > 1:
+    sources, key = arguments.source, arguments.text_key
+    endings = {JSONLines.SUFFIXES: "JSON lines", (".parquet",): "parquet"}
+
+    def kind_of(source: str) -> str:
+        if source == "stdlib":
+            return "stdlib"
+        if source.startswith("dataset:"):
+            return "a dataset"
+        return next((kind for ending, kind in endings.items() if source.endswith(ending)), "text files")
+
+    kind, *others = sorted({kind_of(source) for source in sources})
+    if others:
         raise DataError(
-            f"--source mixes {' and '.join(sorted(kinds))}: give sources of one kind, or prepare them one "
-            "by one"
+            f"--source mixes {' and '.join([kind, *others])}: give sources of one kind, or prepare them one by one"
         )
-    (kind,) = kinds
     if arguments.skip_undecodable and kind != "text files":
         raise DataError(f"--skip-undecodable is for text files, but the source is {kind}")
-    if kind in ("stdlib", "a dataset") and len(arguments.source) > 1:
-        raise DataError(f"--source {' '.join(arguments.source)}: only one {kind} can be given")
+    if kind in ("stdlib", "a dataset") and len(sources) > 1:
+        raise DataError(f"--source {' '.join(sources)}: only one {kind.removeprefix('a ')} can be given")
     if kind == "stdlib":
         return StdlibCorpus()
     if kind == "a dataset":
-        _, name, *config = arguments.source[0].split(":")
+        _, name, *config = sources[0].split(":")
         return HuggingFaceDataset(
-            name, config[0] if config else None, arguments.split, arguments.text_key, arguments.revision
+            name, config[0] if config else None, arguments.split, key, arguments.revision
         )
-    if kind == "JSON lines":
-        return JSONLines(arguments.source, arguments.text_key)
-    if kind == "parquet":
-        return ParquetFiles(arguments.source, arguments.text_key)
-    return TextFiles(arguments.source, arguments.skip_undecodable)
-
-
-def _kind(source: str) -> str:
-    if source == "stdlib":
-        return "stdlib"
-    if source.startswith("dataset:"):
-        return "a dataset"
-    if source.endswith(_JSON_ENDINGS):
-        return "JSON lines"
-    return "parquet" if source.endswith(".parquet") else "text files"
+    if kind == "text files":
+        return TextFiles(sources, arguments.skip_undecodable)
+    return JSONLines(sources, key) if kind == "JSON lines" else ParquetFiles(sources, key)
 
 
 def make_tokenizer(arguments: argparse.Namespace) -> Tokenizer:
     """The tokenizer that --tokenizer means.
 
     Raises:
-        DataError: none of the known forms, or its file is missing or damaged.
+        DataError: it has none of the known forms, or its file is missing or damaged.
     """
-    from datamodules.pretrained import FileTokenizer, HubTokenizer, SentencePieceTokenizer
+    from datamodules.tokenizer_files import FileTokenizer, HubTokenizer, SentencePieceTokenizer
     from datamodules.tokenizers import BPETokenizer, ByteTokenizer
 
     given: str = arguments.tokenizer
@@ -157,24 +140,19 @@ def make_tokenizer(arguments: argparse.Namespace) -> Tokenizer:
     if kind == "bpe" and size.isdigit():
         return BPETokenizer(int(size))
     raise DataError(
-        f"--tokenizer {given}: give bytes, bpe:VOCAB_SIZE, a tokenizer.json, a sentencepiece .model, or "
-        "hub:NAME"
+        f"--tokenizer {given}: give bytes, bpe:VOCAB_SIZE, a tokenizer.json, a sentencepiece .model, or hub:NAME"
     )
 
 
 def run_prepare(arguments: argparse.Namespace) -> int:
-    """prepare: returns the exit status."""
-    from datamodules.prepare import prepare
-    from datamodules.report import summary
-    from datamodules.settings import PrepareSettings
+    """Prepare a folder and say what it holds; returns the exit status."""
+    import dataclasses
 
-    settings = PrepareSettings(
-        arguments.seq_len,
-        arguments.val_fraction,
-        arguments.cut_documents,
-        arguments.packing_buffer,
-        arguments.seed,
-    )
+    from datamodules.prepare import prepare
+    from datamodules.recipe import PrepareSettings
+
+    names = [field.name for field in dataclasses.fields(PrepareSettings)]
+    settings = PrepareSettings(**{name: getattr(arguments, name) for name in names})
     corpus, tokenizer = make_corpus(arguments), make_tokenizer(arguments)
     if arguments.out.exists():
         print("already there; the sources are not compared with what it was prepared from", file=sys.stderr)
@@ -184,9 +162,8 @@ def run_prepare(arguments: argparse.Namespace) -> int:
 
 
 def run_inspect(arguments: argparse.Namespace) -> int:
-    """inspect: returns the exit status."""
+    """Say what a folder holds, and show some of its rows; returns the exit status."""
     from datamodules import manifest as manifests
-    from datamodules.report import shown_rows, summary
 
     manifest = manifests.read(arguments.folder)
     print(summary(arguments.folder, manifest))
@@ -196,7 +173,7 @@ def run_inspect(arguments: argparse.Namespace) -> int:
 
 
 def run_verify(arguments: argparse.Namespace) -> int:
-    """verify: returns the exit status, 1 when anything differs."""
+    """Compare a folder with its manifest; returns the exit status, 1 when anything differs."""
     from datamodules import manifest as manifests
 
     manifest = manifests.read(arguments.folder)
@@ -211,8 +188,56 @@ def run_verify(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def summary(folder: Path, manifest: dict[str, Any]) -> str:
+    """Counts, fill, entropy and hash of a prepared folder, one line each."""
+    settings, tokenizer = manifest["settings"], manifest["tokenizer"]
+    cut = "cut to rows" if settings["cut_documents"] else "not cut"
+    lines = [
+        f"{folder}",
+        f"  hash       {manifest['hash']}",
+        f"  tokenizer  {tokenizer['name']}, {tokenizer['vocab_size']} ids, BOS {tokenizer['bos_id']}",
+        f"  rows       of {settings['seq_len']} + 1 tokens; documents {cut}, buffer "
+        f"{settings['packing_buffer']}, seed {settings['seed']}",
+        f"  entropy    {manifest['val_unigram_entropy']:.4f} nats/token (unigram, validation targets; uniform "
+        f"{math.log(tokenizer['vocab_size']):.4f})",
+    ]
+    for split, part in manifest["splits"].items():
+        lines.append(
+            f"  {split:<10} {part['documents']:,} documents, {part['tokens_in']:,} tokens -> "
+            f"{part['rows']:,} rows, {part['tokens']:,} tokens ({part['fill']:.2%} kept, "
+            f"{part['tokens_cropped']:,} cropped, {part['tokens_unfilled']:,} in a last unfilled row), "
+            f"chunks: {len(part['chunks'])}"
+        )
+    if manifest["documents_empty"]:
+        lines.append(f"  left out   {manifest['documents_empty']:,} documents without a token")
+    return "\n".join(lines)
+
+
+def shown_rows(folder: Path, manifest: dict[str, Any], split: str, start: int, count: int) -> Iterator[str]:
+    """Rows as text, each under a heading with its number and the places where its documents begin.
+
+    Raises:
+        DataError: there are no such rows.
+    """
+    from datamodules.storage import Rows
+    from datamodules.tokenizers import load_tokenizer
+
+    available = manifest["splits"][split]["rows"]
+    if count < 0 or not 0 <= start < available:
+        raise DataError(
+            f"--start {start} --rows {count}: {split} has rows 0 to {available - 1}; give some of those"
+        )
+    tokenizer = load_tokenizer(folder, manifest["tokenizer"]["settings"])
+    rows = Rows(folder / split, manifest["settings"]["seq_len"] + 1, available)
+    for number in range(start, min(start + count, available)):
+        row = rows[number]
+        begins = [i for i, token in enumerate(row) if token == tokenizer.bos_id]
+        yield f"--- {split} row {number}: documents begin at {begins or 'none'}"
+        yield tokenizer.decode(row.tolist())
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Run a command; errors of input or data are one message on stderr and exit status 1."""
+    """Run a command; a DataError is one message on stderr and exit status 1."""
     arguments = parser().parse_args(argv)
     command = {"prepare": run_prepare, "inspect": run_inspect, "verify": run_verify}[arguments.command]
     try:
@@ -220,7 +245,9 @@ def main(argv: list[str] | None = None) -> int:
     except DataError as error:
         print(f"error: {error}", file=sys.stderr)
     except KeyboardInterrupt:
-        print("interrupted: finished parts are kept, run the same command again to go on", file=sys.stderr)
+        print(
+            "interrupted: what was finished is kept, run the same command again to continue", file=sys.stderr
+        )
         return 130
     except BrokenPipeError:
         pass

@@ -1,8 +1,8 @@
-"""Corpora: where documents come from. Here the base class and plain files; records.py has tables of texts.
+"""Where documents come from: the base class of corpora, and corpora of plain files (tabular.py has the others).
 
-A corpus is cut into units, small parts with a fixed order that do not depend on how many processes read them.
-A unit is the grain of parallel work and of a restart, and what makes the result independent of the number of
-workers.
+A corpus is cut into units: small parts, in a fixed order, that do not depend on how many processes read them.
+Workers share out whole units, and a restart repeats whole units, so the result is the same for any number of
+workers and interruptions.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from datamodules.errors import DataError
-from datamodules.files import SourceFile, find, open_binary
+from datamodules.files import SourceFile, find, read_bytes
 
 _UNIT_BYTES = 1_000_000
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A part of a corpus: its name for messages and the manifest, and what the corpus needs to read it."""
+    """A part of a corpus: its name, for messages and the manifest, and what the corpus needs to read it."""
 
     name: str
     content: tuple[Any, ...]
@@ -34,8 +34,8 @@ class Unit:
 class Corpus(ABC):
     """Base of all corpora: subclass it and name your class by class_path.
 
-    A subclass must be picklable (preparation hands it to worker processes) and must give the same units and
-    documents each time.
+    A subclass must be picklable, since preparation hands it to worker processes, and must give the same units
+    and documents each time. It should raise DataError where the user can mend what is wrong with a source.
     """
 
     @property
@@ -61,7 +61,10 @@ class Corpus(ABC):
 
     @abstractmethod
     def stamp(self) -> str:
-        """Changes when the sources change, cheaply (sizes and dates, not content): part of the cache key."""
+        """Text that changes when the sources do; part of the cache key.
+
+        It should be cheap to find: from sizes and dates, say, not from content.
+        """
 
 
 class FileCorpus(Corpus):
@@ -76,7 +79,7 @@ class FileCorpus(Corpus):
 
 
 class _OnePerFile(FileCorpus):
-    """One document per file, neighbouring small files joined into one unit."""
+    """One document per file; neighbouring small files are joined into one unit."""
 
     @abstractmethod
     def decode(self, name: str, data: bytes) -> str | None:
@@ -91,31 +94,27 @@ class _OnePerFile(FileCorpus):
                 filled = 0
             groups[-1].append(file)
             filled += file.size
-        return [Unit(_span([file.name for file in group]), tuple(group)) for group in groups]
+        return [Unit(_span(group), tuple(group)) for group in groups]
 
     def documents(self, unit: Unit) -> Iterator[str]:
         for file in unit.content:
-            try:
-                with open_binary(file.url) as stream:
-                    data = stream.read()
-            except OSError as error:
-                raise DataError(f"cannot read {file.url}: {error.strerror or error}") from error
-            text = self.decode(file.name, data)
+            text = self.decode(file.name, read_bytes(file.url))
             if text is not None:
                 yield text
 
 
-def _span(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]} ({len(names)} files)"
+def _span(files: Sequence[SourceFile]) -> str:
+    first, last = files[0].name, files[-1].name
+    return first if len(files) == 1 else f"{first} .. {last} ({len(files)} files)"
 
 
 class StdlibCorpus(_OnePerFile):
-    """The Python standard library's own source code, which every machine has: about 1,800 files, 31 MB.
+    """The source code of Python's standard library, which every machine has: about 1,800 files, 31 MB.
 
-    All .py files under the running interpreter's standard library except installed packages, sorted by path,
-    each decoded as Python itself would (PEP 263). The few files that are undecodable on purpose (they test
-    exactly that) are left out. The content depends on the Python version, which the manifest's source hashes
-    show.
+    It has all .py files of the running interpreter's standard library except installed packages, sorted by
+    path and decoded as Python does (PEP 263). It leaves out the few files that cannot be decoded, which Python
+    uses to test just that. The content depends on the version of Python; the source hashes in the manifest
+    show it.
     """
 
     name = "stdlib"
@@ -127,7 +126,7 @@ class StdlibCorpus(_OnePerFile):
         root = Path(sysconfig.get_paths()["stdlib"])
         found = []
         for folder, below, names in os.walk(root):
-            # Pruned here and not filtered afterwards: installed packages are often many more files.
+            # Pruned here and not filtered afterwards, since installed packages often have many more files.
             below[:] = [name for name in below if name not in ("site-packages", "dist-packages")]
             for path in (Path(folder, name) for name in names if name.endswith(".py")):
                 stat = path.stat()
@@ -153,10 +152,10 @@ class TextFiles(_OnePerFile):
 
     Args:
         paths: files, folders (all files below), globs such as `corpus/**/*.txt`, or URLs of those.
-        skip_undecodable: leave out files that are not UTF-8 text instead of stopping there.
+        skip_undecodable: leave out files that are not UTF-8 text instead of refusing them.
 
     Raises:
-        DataError: on use, when a path matches nothing or a file is not UTF-8 text.
+        DataError: `paths` is empty or not a list; on use, a path matches nothing or a file is not UTF-8 text.
     """
 
     name = "text"
@@ -196,7 +195,7 @@ def checked_paths(owner: Corpus, paths: Sequence[str]) -> list[str]:
     """The paths as a list of str.
 
     Raises:
-        DataError: none given, or one string in place of a list.
+        DataError: `paths` is empty, or a string in place of a list.
     """
     if isinstance(paths, str) or not paths:
         raise DataError(

@@ -1,7 +1,7 @@
-"""Source files, local or by URL: which ones a path means, and reading them.
+"""Which files a path, folder, glob or URL means, and how to read them.
 
-URLs go through fsspec, which needs a package per scheme (s3fs for s3://, gcsfs for gs://; hf:// comes with
-huggingface_hub).
+URLs go through fsspec, which needs a package per scheme: s3fs for s3://, gcsfs for gs://, and huggingface_hub,
+which is always there, for hf://.
 """
 
 from __future__ import annotations
@@ -39,27 +39,26 @@ def find(patterns: Sequence[str], suffixes: tuple[str, ...] = ()) -> list[Source
 
     Args:
         patterns: files, folders (everything below), globs (`**` for any depth) or URLs of those.
-        suffixes: of a folder, take only files that end so; all when empty.
+        suffixes: endings of the files to take from a folder; empty takes all.
 
     Raises:
-        DataError: a pattern matches nothing, or its store cannot be reached.
+        DataError: a pattern matches nothing, or cannot be looked at.
     """
     found: dict[str, tuple[int, str]] = {}
     for pattern in patterns:
-        matches = _remote(pattern, suffixes) if "://" in pattern else _local(pattern, suffixes)
+        try:
+            matches = _remote(pattern, suffixes) if "://" in pattern else _local(pattern, suffixes)
+        except OSError as error:
+            raise DataError(f"cannot list {pattern}: {error.strerror or error}") from error
         if not matches:
             wanted = f" ending in {' or '.join(suffixes)}" if suffixes else ""
             raise DataError(
-                f"no file{wanted} at {pattern!r}: give a file, a folder, a glob or a URL that matches "
-                "something"
+                f"no file{wanted} at {pattern!r}: give a file, folder, glob or URL that matches something"
             )
         found.update(matches)
     # commonprefix works on any sequences: here on lists of folder names.
-    common = os.path.commonprefix([url.split("/")[:-1] for url in found])
-    files = [
-        SourceFile("/".join(url.split("/")[len(common) :]), url, size, stamp)
-        for url, (size, stamp) in found.items()
-    ]
+    common = len(os.path.commonprefix([url.split("/")[:-1] for url in found]))
+    files = [SourceFile("/".join(url.split("/")[common:]), url, *found[url]) for url in found]
     return sorted(files, key=lambda file: file.name)
 
 
@@ -93,7 +92,7 @@ def _remote(pattern: str, suffixes: tuple[str, ...]) -> dict[str, tuple[int, str
             details = {path: filesystem.info(path)}
         else:
             details = {}
-    except Exception as error:  # every store has exceptions of its own
+    except Exception as error:  # every store has its own exceptions
         raise DataError(f"cannot list {pattern}: {type(error).__name__}: {error}") from error
     return {
         filesystem.unstrip_protocol(name): (int(info["size"] or 0), _remote_stamp(info))
@@ -114,9 +113,7 @@ def _filesystem(url: str) -> tuple[Any, str]:
         from fsspec.core import url_to_fs
 
         return url_to_fs(url)
-    except ImportError as error:
-        raise DataError(f"cannot open {url}: {error}") from error
-    except ValueError as error:
+    except (ImportError, ValueError) as error:
         raise DataError(
             f"cannot open {url}: {error}. Schemes are those of fsspec, e.g. s3://, gs://, hf://"
         ) from error
@@ -137,11 +134,27 @@ def open_binary(url: str) -> IO[bytes]:
         raise DataError(f"cannot read {url}: {error.strerror or error}") from error
 
 
+def read_bytes(url: str) -> bytes:
+    """All bytes behind a path or URL.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    try:
+        with open_binary(url) as stream:
+            return stream.read()
+    except DataError:
+        raise
+    except Exception as error:  # every store has its own exceptions
+        raise DataError(f"cannot read {url}: {type(error).__name__}: {error}") from error
+
+
 def open_decompressed(url: str) -> IO[bytes]:
     """Open for reading, decompressing .gz and .zst on the way.
 
     Raises:
-        DataError: it cannot be opened, or .zst without the package for it.
+        DataError: it cannot be opened, or it is .zst without the package for it; on reading, it is not
+            zstandard data.
     """
     raw = open_binary(url)
     if url.endswith(".gz"):
@@ -153,19 +166,21 @@ def open_decompressed(url: str) -> IO[bytes]:
             import zstandard
         except ImportError as error:
             raise DataError(f"{url} needs the package zstandard: pip install 'looped-lm[data]'") from error
-        return io.BufferedReader(_Zstandard(raw, zstandard.ZstdDecompressor()))
+        return io.BufferedReader(_Zstandard(raw, url, zstandard))
     return raw
 
 
 class _Zstandard(io.RawIOBase):
     """Decompressed bytes of a stream of zstandard frames.
 
-    The library's own reader takes a truncated stream for a complete one; here it is an EOFError.
+    The library's own reader takes a truncated stream for a complete one; this one raises EOFError.
     """
 
-    def __init__(self, raw: IO[bytes], decompressor: Any) -> None:
+    def __init__(self, raw: IO[bytes], url: str, library: Any) -> None:
         self._raw = raw
-        self._decompressor = decompressor
+        self._url = url
+        self._library = library
+        self._decompressor = library.ZstdDecompressor()
         self._frame: Any = None
         self._input = self._output = b""
 
@@ -181,7 +196,10 @@ class _Zstandard(io.RawIOBase):
                     raise EOFError("it ends in the middle of a zstandard frame: it is truncated")
                 return 0
             self._frame = self._frame or self._decompressor.decompressobj()
-            self._output = self._frame.decompress(data)
+            try:
+                self._output = self._frame.decompress(data)
+            except self._library.ZstdError as error:
+                raise DataError(f"{self._url} is not zstandard data: {error}") from error
             if self._frame.eof:
                 self._input, self._frame = self._frame.unused_data, None
         taken = self._output[: len(buffer)]

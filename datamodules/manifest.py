@@ -10,15 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datamodules.errors import DataError
-from datamodules.settings import FORMAT, PrepareSettings, canonical_json, sha256_of
-from datamodules.storage import file_sha256, write_atomically
+from datamodules.files import read_bytes
+from datamodules.recipe import FORMAT, PrepareSettings, sha256_of
+from datamodules.storage import file_sha256
 from datamodules.tokenizers import Tokenizer
+from fitting.records import write_text_atomically
 
 MANIFEST = "manifest.json"
 
 
 def unigram_entropy(counts: NDArray[np.int64]) -> float:
-    """Entropy in nats per token of the distribution given by counts."""
+    """Entropy, in nats per token, of the distribution that the counts give."""
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * np.log(shares)).sum())
 
@@ -31,8 +33,16 @@ def build(
     shards: dict[str, list[dict[str, Any]]],
     val_target_counts: NDArray[np.int64],
 ) -> dict[str, Any]:
-    """Put the manifest together; `hash` covers all other keys but `corpus`, which may hold machine-bound
-    paths."""
+    """Put the manifest together.
+
+    Args:
+        corpus_settings: where the documents came from; not hashed, since it may hold paths of this machine.
+        tokenizer: the trained one.
+        settings: the settings of the preparation.
+        sources: the summary of every unit, in order.
+        shards: the summaries of every split's shards, in order.
+        val_target_counts: how often each id is a target in the validation rows; (vocab_size,).
+    """
     file_name, _ = tokenizer.serialized()
     splits: dict[str, Any] = {}
     for split, parts in shards.items():
@@ -75,34 +85,34 @@ def manifest_hash(manifest: dict[str, Any]) -> str:
 
 
 def write(folder: Path, manifest: dict[str, Any]) -> None:
-    """Write manifest.json, readable and atomic."""
-    write_atomically(folder / MANIFEST, (json.dumps(manifest, indent=1, sort_keys=True) + "\n").encode())
+    """Write manifest.json atomically and for human readers, too."""
+    write_text_atomically(folder / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True) + "\n")
 
 
 def read(folder: Path) -> dict[str, Any]:
     """The manifest of a prepared folder, its own hash checked.
 
     Raises:
-        DataError: no folder, no manifest, not JSON, another format version, or changed since it was written.
+        DataError: there is no folder or no manifest, or see `check_content`.
     """
     path = folder / MANIFEST
     if not folder.is_dir():
         raise DataError(
-            f"no prepared data at {folder}: it is not a folder. Prepare it by `python -m datamodules prepare`"
+            f"no prepared data at {folder}: it is not a folder. Prepare it with `python -m datamodules prepare`"
         )
     if not path.is_file():
         raise DataError(
             f"{folder} holds no {MANIFEST}: it was not written by `python -m datamodules prepare`, or that "
-            "did not finish (run it again; it goes on where it stopped)"
+            "did not finish (run it again; it continues where it stopped)"
         )
-    return check_content(path.read_bytes(), str(path))
+    return check_content(read_bytes(str(path)), str(path))
 
 
 def check_content(content: bytes, where: str) -> dict[str, Any]:
     """The manifest in these bytes, its own hash checked; `where` is for messages.
 
     Raises:
-        DataError: not JSON, another format version, or changed since it was written.
+        DataError: it is not JSON, has another format version, or was changed since it was written.
     """
     try:
         manifest = json.loads(content)
@@ -122,59 +132,54 @@ def check_content(content: bytes, where: str) -> dict[str, Any]:
     return manifest
 
 
-def size(manifest: dict[str, Any]) -> int:
-    """Bytes of all chunks."""
-    return sum(chunk["bytes"] for part in manifest["splits"].values() for chunk in part["chunks"])
-
-
 def check_files(
     folder: Path, manifest: dict[str, Any], content: bool, chunks_may_miss: bool = False
 ) -> list[str]:
     """Faults of the data files, one line each, naming the file; empty when all is well.
 
     Args:
-        content: compare every hash (reads all data); else presence and size only (fast).
-        chunks_may_miss: a chunk that is not there is no fault (remote data, fetched when it is read).
+        folder: where the files are.
+        manifest: what they are compared with.
+        content: compare every hash, which reads all data; otherwise presence and size only, which is fast.
+        chunks_may_miss: do not report chunks that are missing (remote data is fetched when it is read).
     """
-    faults = []
+    faults: list[str | None] = []
     for split, part in manifest["splits"].items():
         for chunk in part["chunks"]:
-            path = folder / split / chunk["filename"]
-            if not path.is_file():
-                if not chunks_may_miss:
-                    faults.append(f"{split}/{chunk['filename']}: missing")
-            elif path.stat().st_size != chunk["bytes"]:
-                faults.append(
-                    f"{split}/{chunk['filename']}: {path.stat().st_size} bytes, expected {chunk['bytes']}"
-                )
-            elif content and file_sha256(path) != chunk["sha256"]:
-                faults.append(
-                    f"{split}/{chunk['filename']}: content changed (SHA-256 differs from the manifest)"
-                )
-        faults += _check_index(folder, split, part["chunks"])
-    tokenizer = folder / manifest["tokenizer"]["file"]
-    if not tokenizer.is_file():
-        faults.append(f"{tokenizer.name}: missing")
-    elif file_sha256(tokenizer) != manifest["tokenizer"]["sha256"]:
-        faults.append(f"{tokenizer.name}: content changed (SHA-256 differs from the manifest)")
-    return faults
+            name = f"{split}/{chunk['filename']}"
+            if not chunks_may_miss or (folder / name).exists():
+                faults.append(_fault(folder, name, chunk["sha256"] if content else None, chunk["bytes"]))
+        faults.append(_index_fault(folder, split, part["chunks"]))
+    tokenizer = manifest["tokenizer"]
+    faults.append(_fault(folder, tokenizer["file"], tokenizer["sha256"]))
+    return [fault for fault in faults if fault]
 
 
-def _check_index(folder: Path, split: str, chunks: list[dict[str, Any]]) -> list[str]:
-    """The index is litdata's and not hashed (its keys vary with litdata's version): it must list what we
-    list."""
+def _fault(folder: Path, name: str, sha256: str | None, size: int | None = None) -> str | None:
+    """What is wrong with a file; a hash or size that is None is not compared."""
+    path = folder / name
+    if not path.is_file():
+        return f"{name}: missing"
+    try:
+        found = path.stat().st_size
+        if size is not None and found != size:
+            return f"{name}: {found} bytes, expected {size}"
+        if sha256 is not None and file_sha256(path) != sha256:
+            return f"{name}: content changed (SHA-256 differs from the manifest)"
+    except OSError as error:
+        return f"{name}: cannot be read ({error.strerror or error})"
+    return None
+
+
+def _index_fault(folder: Path, split: str, chunks: list[dict[str, Any]]) -> str | None:
+    """What is wrong with litdata's index, which is not hashed, since its keys vary with litdata's version."""
     path = folder / split / "index.json"
     try:
         entries = json.loads(path.read_text())["chunks"]
         listed = [(entry["filename"], entry["chunk_size"], entry["chunk_bytes"]) for entry in entries]
     except OSError:
-        return [f"{split}/index.json: missing"]
+        return f"{split}/index.json: missing"
     except (ValueError, KeyError, TypeError) as error:
-        return [f"{split}/index.json: damaged ({error!r})"]
+        return f"{split}/index.json: damaged ({error!r})"
     expected = [(chunk["filename"], chunk["rows"], chunk["bytes"]) for chunk in chunks]
-    return [] if listed == expected else [f"{split}/index.json: lists other chunks than the manifest"]
-
-
-def same(left: Any, right: Any) -> bool:
-    """Whether two JSON-able values are equal, tuples and lists alike."""
-    return canonical_json(left) == canonical_json(right)
+    return None if listed == expected else f"{split}/index.json: lists other chunks than the manifest"

@@ -1,9 +1,7 @@
-"""Best-fit packing of documents into rows of a fixed number of tokens (arXiv 2604.21106; specification
-section 5).
+"""Best-fit packing of documents into rows of a fixed number of tokens (arXiv 2604.21106).
 
 Packing works on lengths alone: it says which document gives how many tokens to which row, and never sees a
-    token.
-That keeps it independent of storage and lets the tests compare it with a plain quadratic reference.
+token. That keeps it independent of storage and lets the tests compare it with a plain quadratic reference.
 """
 
 from __future__ import annotations
@@ -15,16 +13,16 @@ from collections.abc import Iterable, Iterator
 from datamodules.errors import DataError
 
 Segment = tuple[int, int]
-"""(position of the document in the input, tokens taken from its beginning)."""
+"""(position of the document in the input, number of tokens taken from its beginning)."""
 
 
 class _Buffer:
-    """Documents waiting for a row, findable by length in time independent of how many wait.
+    """Documents that wait for a row, found by length in a time that does not depend on how many wait.
 
-    Lengths up to `row_length` have one first-in-first-out queue each, and bit n of `_present` says whether
-    queue n holds anything: "longest that fits" and "shortest" are then the highest and the lowest bit of an
-    integer of row_length bits. Longer documents never fit; they matter only when nothing shorter is left to
-    crop, so a heap ordered by (length, arrival) serves.
+    Each length up to `row_length` has a first-in-first-out queue, and bit n of `_present` says whether queue n
+    holds anything: the longest that fits and the shortest are then the highest and the lowest bit of an
+    integer of row_length bits. Longer documents never fit. They matter only when nothing shorter is left to
+    crop, so they are in a heap ordered by (length, arrival).
     """
 
     def __init__(self, row_length: int) -> None:
@@ -67,12 +65,14 @@ class _Buffer:
 def pack(lengths: Iterable[int], row_length: int, buffer_size: int = 1000) -> Iterator[list[Segment]]:
     """Yield rows, each a list of segments whose tokens sum to exactly `row_length`.
 
-    The buffer is filled to `buffer_size` documents before each row and not in between. In a row, the longest
-    document that still fits is placed, again and again; when none fits, the shortest one in the buffer is
-    cropped to fill the row and its rest is dropped. Ties go to the earliest arrival. A last row that cannot
-    be filled is dropped. The specification says nothing of a buffer that runs empty in mid-row while
-    documents remain (many tiny documents, a small buffer): it is then refilled, since the row could not be
-    completed otherwise.
+    The buffer is filled to `buffer_size` documents before each row. The row then takes the longest document
+    that still fits, again and again. When none fits, the shortest one in the buffer is cropped to fill the
+    row, and the rest of it is dropped. Of equal lengths the earliest arrival goes first. A last row that
+    cannot be filled is dropped.
+
+    The paper does not say what happens when the buffer runs empty within a row while documents remain, as it
+    does with many tiny documents and a small buffer. Here it is refilled, since the row could not be completed
+    otherwise.
 
     Args:
         lengths: tokens per document, in order of arrival; each at least 1.
@@ -80,7 +80,7 @@ def pack(lengths: Iterable[int], row_length: int, buffer_size: int = 1000) -> It
         buffer_size: documents that wait at once.
 
     Raises:
-        DataError: a length, `row_length` or `buffer_size` below 1.
+        DataError: a length, `row_length` or `buffer_size` is below 1.
     """
     if row_length < 1 or buffer_size < 1:
         raise DataError(f"row_length {row_length} and packing_buffer {buffer_size} must both be at least 1")

@@ -1,8 +1,8 @@
 """The order of rows, and the endless batches drawn from it.
 
-The order is a pure function of (seed, epoch of the data) and of the data's layout; a position in it is one
-integer, the global row counter. Nothing here knows of workers, and processes only enter by which slice of
-each global micro-batch they take, so all of them can be changed between a save and a resume.
+The order is a pure function of the seed, the epoch of the data and the data's layout. A position in it is one
+integer, the global row counter. Nothing here knows of workers, and a process only takes its slice of each global
+micro-batch, so the number of workers and of processes can change between a save and a resume.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from datamodules.errors import DataError
 
 WINDOW_ROWS = 2**20
-"""Rows shuffled together. Smaller data is permuted as a whole. In larger data chunks are permuted, then the
-rows of neighbouring chunks up to this number: memory stays small, and remote data is read chunk after
-chunk."""
+"""Rows that are shuffled together. Smaller data is permuted as a whole. In larger data the chunks are permuted,
+and then the rows of neighbouring chunks up to this number: that takes little memory and reads remote data chunk
+by chunk."""
 
 
 def _permutation(size: int, *place: int) -> NDArray[np.int64]:
-    """Seeded permutation. Raw generator output and a stable sort: numpy promises that these never change."""
+    """Seeded permutation from raw generator output and a stable sort, which numpy promises never to change."""
     keys = np.random.Philox(np.random.SeedSequence(place)).random_raw(size)
     return np.argsort(keys, kind="stable")
 
@@ -32,12 +32,12 @@ class RowOrder:
     """Which stored row is read at each value of the global row counter, epoch after epoch.
 
     Args:
-        chunk_rows: rows per chunk, in stored order; rows are numbered through them.
-        seed: not negative.
-        window_rows: rows shuffled together, see WINDOW_ROWS.
+        chunk_rows: rows per chunk, in stored order, which is the order of the rows' numbers.
+        seed: a number that is not negative.
+        window_rows: rows that are shuffled together, see WINDOW_ROWS.
 
     Raises:
-        DataError: no rows, or a negative seed.
+        DataError: there are no rows, or the seed is negative.
     """
 
     def __init__(self, chunk_rows: Sequence[int], seed: int, window_rows: int = WINDOW_ROWS) -> None:
@@ -57,7 +57,7 @@ class RowOrder:
         self._cached_rows: NDArray[np.int64] = np.empty(0, np.int64)
 
     def epoch_of(self, row: int) -> int:
-        """How many times the data had been read through when the counter stood at `row`."""
+        """How often the data has been read through when the row counter is at `row`."""
         return row // self.num_rows
 
     def __getitem__(self, counter: int) -> int:
@@ -89,18 +89,18 @@ class RowOrder:
 
 
 class EndlessBatches:
-    """Batch sampler without an end: this process's slice of every global micro-batch, from a position on.
+    """Endless batch sampler: this process's slice of every global micro-batch, from a position on.
 
-    Global micro-batch n covers the counters [start + n·B·W, start + (n+1)·B·W), of which process k of W takes
-    the k-th B: the rows of an optimizer step do not depend on how they are split over processes and
+    Global micro-batch n covers the counters [start + n·B·W, start + (n+1)·B·W), and process k of W takes the
+    k-th B of them. So the rows of an optimizer step do not depend on how they are split over processes and
     micro-batches.
 
     Args:
         order: the row order.
-        start: asked for the position (a global row counter) whenever iteration begins.
-        batch_size: B, rows per process.
-        rank: k.
-        world_size: W.
+        start: called for the position (a global row counter) whenever iteration begins.
+        batch_size: B, rows per process and micro-batch.
+        rank: k, this process.
+        world_size: W, the number of processes.
     """
 
     def __init__(
@@ -120,8 +120,7 @@ class EndlessBatches:
 
 
 class ShardedBatches:
-    """Batch sampler over rows rank, rank + W, ... below `num_rows`: each row once, none repeated or
-    padded."""
+    """Batch sampler over rows rank, rank + world_size, ... below `num_rows`: each row once, without padding."""
 
     def __init__(self, num_rows: int, batch_size: int, rank: int, world_size: int) -> None:
         self._rows = range(rank, num_rows, world_size)

@@ -1,4 +1,4 @@
-"""Preparation: corpus -> tokens -> packed rows on disk, restartable, the same for any number of workers."""
+"""How a corpus becomes packed rows on disk: restartable, and with the same result for any number of workers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,7 @@ from tqdm.auto import tqdm
 from datamodules import manifest as manifests
 from datamodules.corpora import Corpus, Unit
 from datamodules.errors import DataError
-from datamodules.recipe import recipe
-from datamodules.settings import PrepareSettings, sha256_of
+from datamodules.recipe import PrepareSettings, differ, recipe, sha256_of
 from datamodules.stages import (
     SPLITS,
     Job,
@@ -33,15 +33,15 @@ from datamodules.stages import (
     shuffle_key,
     tokenize_unit,
 )
-from datamodules.storage import ASIDE, write_atomically, write_index
+from datamodules.storage import write_index, writing
 from datamodules.tokenizers import Tokenizer
 from datamodules.workers import run_jobs
+from fitting.records import write_bytes_atomically
 
 _PARTIAL = ".partial"
 
 SHARD_TOKENS = 2**27
-"""Tokens shuffled and packed in one piece (and held in memory by one worker): 134M, 268 MB at two bytes
-each."""
+"""Tokens that one worker holds in memory, shuffles and packs at once: 134M, or 268 MB at two bytes each."""
 
 
 def prepare(
@@ -54,119 +54,107 @@ def prepare(
 ) -> dict[str, Any]:
     """Prepare `out` and return its manifest; where it is already prepared with this recipe, only return it.
 
-    The work happens in `<out>.<recipe>.partial` and is renamed at the end, so `out` exists only when it is
-    whole. A run that was interrupted leaves that folder, and the next one with the same recipe and sources goes
-    on from its finished parts; once `out` is there, such folders are removed. A lock beside it keeps two
-    processes from preparing the same folder: the second waits and then finds it done.
+    The work is done in a folder `<out>.<recipe>.partial` that is renamed at the end, so `out` exists only when
+    it is whole. An interrupted run leaves that folder, and the next run with the same recipe and sources
+    continues from its finished parts. Once `out` is there, all such folders are removed. A lock beside it keeps
+    two processes from preparing the same folder: the second waits and then finds it done.
 
     Args:
-        workers: processes; with 1 everything runs in this process (the tokenizer may still use threads).
+        corpus: where the documents come from.
+        tokenizer: what turns them into ids; it is trained here where it needs that.
+        settings: all else that decides the rows.
+        out: the folder to create.
+        workers: number of processes; with 1 all work is done in this one (the tokenizer may still use threads).
         progress: show progress bars and a summary on stderr.
 
     Raises:
-        DataError: anything wrong with the sources or settings, `out` taken by something else, or a full disk.
+        DataError: something is wrong with the sources or settings, `out` is something else, or the disk is full
+            or may not be written.
     """
     if workers < 1:
         raise DataError(f"workers is {workers}; it counts processes and must be at least 1")
     out = Path(out).absolute()
+    wanted = recipe(corpus, tokenizer, settings)
     if out.exists():
-        # Whole, since it was renamed: nothing to wait for, and no need to be able to write here.
-        return _existing(out, corpus, tokenizer, settings)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(out, progress):
-            if out.exists():
-                return _existing(out, corpus, tokenizer, settings)
-            return _prepare(corpus, tokenizer, settings, out, workers, progress)
-    except OSError as error:
-        raise DataError(
-            f"cannot read or write {error.filename or out}: {error.strerror}. What was finished is kept; "
-            "run again with room and rights to write, or choose another folder"
-        ) from error
+        # It is whole, since it was renamed: no lock is needed, nor the right to write one here.
+        return _existing(out, wanted)
+    with _locked(out, progress):
+        if out.exists():
+            return _existing(out, wanted)
+        units = corpus.units()
+        if not units:
+            raise DataError(f"the corpus {corpus.name} is empty: {corpus.settings()}")
+        plan = sha256_of([wanted, corpus.stamp(), [unit.name for unit in units]])
+        work = out.with_name(f"{out.name}.{plan[:8]}{_PARTIAL}")
+        manifest = _prepare(Job(corpus, tokenizer, settings, work), units, workers, progress)
+        with writing(out):
+            os.replace(work, out)
+        for other in out.parent.glob(f"{glob.escape(out.name)}.????????{_PARTIAL}"):
+            shutil.rmtree(other, ignore_errors=True)
+        return manifest
 
 
-def _existing(out: Path, corpus: Corpus, tokenizer: Tokenizer, settings: PrepareSettings) -> dict[str, Any]:
+def _existing(out: Path, wanted: dict[str, Any]) -> dict[str, Any]:
+    """The manifest of what is already there, if it was prepared by the recipe that is wanted."""
     if not (out / manifests.MANIFEST).is_file():
         raise DataError(
-            f"{out} exists and is no prepared data set: choose another folder, nothing was changed"
+            f"{out} exists and is not a prepared data set: choose another folder, nothing was changed"
         )
     found = manifests.read(out)
-    stored = {
-        "format": found["format"],
-        "corpus": found["corpus"],
-        "tokenizer": found["tokenizer"]["settings"],
-        "settings": found["settings"],
-    }
-    wanted = recipe(corpus, tokenizer, settings)
-    if not manifests.same(stored, wanted):
-        differing = [key for key in wanted if not manifests.same(stored[key], wanted[key])]
+    stored = {**found, "tokenizer": found["tokenizer"]["settings"]}
+    differing = [key for key in wanted if differ(stored[key], wanted[key])]
+    if differing:
         details = "; ".join(f"{key}: {stored[key]} there, {wanted[key]} asked" for key in differing)
         raise DataError(f"{out} is already prepared with another recipe ({details}): choose another folder")
     return found
 
 
-def _prepare(
-    corpus: Corpus, tokenizer: Tokenizer, settings: PrepareSettings, out: Path, workers: int, progress: bool
-) -> dict[str, Any]:
-    units = corpus.units()
-    if not units:
-        raise DataError(f"the corpus {corpus.name} is empty: {corpus.settings()}")
-    plan = [recipe(corpus, tokenizer, settings), corpus.stamp(), [unit.name for unit in units]]
-    work = out.with_name(f"{out.name}.{sha256_of(plan)[:8]}{_PARTIAL}")
-    for name in ("units", "shards", *SPLITS):
-        (work / name).mkdir(parents=True, exist_ok=True)
-    if not (work / manifests.MANIFEST).exists():
-        if tokenizer.needs_training:
-            tokenizer = _trained(corpus, tokenizer, settings, units, work, progress)
-        job = Job(corpus, tokenizer, settings, work)
+def _prepare(job: Job, units: list[Unit], workers: int, progress: bool) -> dict[str, Any]:
+    """Fill the folder of the job, and leave in it only what belongs to the prepared data."""
+    with writing(job.work):
+        for name in ("units", "shards", *SPLITS):
+            (job.work / name).mkdir(parents=True, exist_ok=True)
+    if not (job.work / manifests.MANIFEST).exists():
+        if job.tokenizer.needs_training:
+            job = replace(job, tokenizer=_trained(job, units, progress))
         sources = _tokenize(job, units, workers, progress)
-        shards = _pack(job, sources, len(units), workers, progress)
-        _finish(job, sources, shards)
-    for name in ("units", "shards"):
-        shutil.rmtree(work / name)
-    for leftover in work.glob(f"*{ASIDE}"):
-        leftover.unlink()
-    manifest = manifests.read(work)
-    os.replace(work, out)
-    for other in out.parent.glob(f"{glob.escape(out.name)}.????????{_PARTIAL}"):
-        shutil.rmtree(other, ignore_errors=True)
-    return manifest
+        with writing(job.work):
+            _finish(job, sources, _pack(job, sources, workers, progress))
+    with writing(job.work):
+        for name in ("units", "shards"):
+            shutil.rmtree(job.work / name)
+        for leftover in job.work.rglob("*.tmp"):  # of a run that was killed while it wrote a file
+            leftover.unlink()
+    return manifests.read(job.work)
 
 
-def _trained(
-    corpus: Corpus,
-    tokenizer: Tokenizer,
-    settings: PrepareSettings,
-    units: list[Unit],
-    work: Path,
-    progress: bool,
-) -> Tokenizer:
-    """The tokenizer trained on training documents; a restart takes the stored one."""
-    marker = work / "tokenizer-trained"
+def _trained(job: Job, units: list[Unit], progress: bool) -> Tokenizer:
+    """The tokenizer after training on training documents; a restart loads the stored one."""
+    marker = job.work / "tokenizer-trained"
     if not marker.exists():
         with _quiet_threads():
-            tokenizer.train(_training_documents(corpus, tokenizer, settings, units, progress), progress)
-        name, content = tokenizer.serialized()
-        write_atomically(work / name, content)
-        write_atomically(marker, b"")
-    return type(tokenizer).load(work, tokenizer.settings())
+            job.tokenizer.train(_training_documents(job, units, progress), progress)
+        name, content = job.tokenizer.serialized()
+        with writing(job.work):
+            write_bytes_atomically(job.work / name, content)
+            write_bytes_atomically(marker, b"")
+    return type(job.tokenizer).load(job.work, job.tokenizer.settings())
 
 
-def _training_documents(
-    corpus: Corpus, tokenizer: Tokenizer, settings: PrepareSettings, units: list[Unit], progress: bool
-) -> Iterator[str]:
-    order = sorted(range(len(units)), key=lambda i: shuffle_key(b"tokenizer", settings.seed, i, 0))
-    given = 0  # counted here, since a bar that is not shown does not count
-    with _bar(tokenizer.train_characters, "read for the tokenizer", "char", progress) as bar:
+def _training_documents(job: Job, units: list[Unit], progress: bool) -> Iterator[str]:
+    order = sorted(range(len(units)), key=lambda i: shuffle_key(b"tokenizer", job.settings.seed, i, 0))
+    wanted = job.tokenizer.train_characters
+    given = 0  # a bar that is not shown does not count
+    with _bar(wanted, "read for the tokenizer", "char", progress) as bar:
         for index in order:
-            for text in corpus.documents(units[index]):
+            for text in job.corpus.documents(units[index]):
                 text = clean(text)
-                if is_validation(document_digest(text), settings.val_fraction):
+                if is_validation(document_digest(text), job.settings.val_fraction):
                     continue
                 yield text
                 given += len(text)
                 bar.update(len(text))
-                if given >= tokenizer.train_characters:
+                if given >= wanted:
                     return
 
 
@@ -204,19 +192,18 @@ def _report_speed(done: list[dict[str, Any]], seconds: float) -> None:
 
 
 def _pack(
-    job: Job, sources: list[dict[str, Any]], num_units: int, workers: int, progress: bool
+    job: Job, sources: list[dict[str, Any]], workers: int, progress: bool
 ) -> dict[str, list[dict[str, Any]]]:
     total = sum(source["tokens"] for source in sources)
     share = {"train": 1.0 - job.settings.val_fraction, "val": job.settings.val_fraction}
-    # Decided by the expected size, not the actual one: any function of the data would do, but not of the
-    # workers.
+    # From the expected sizes, not the actual ones: any function of the data will do that ignores the workers.
     num_shards = {split: max(1, round(total * share[split] / SHARD_TOKENS)) for split in SPLITS}
     places = [(split, shard) for split in SPLITS for shard in range(num_shards[split])]
     summaries = {place: read_marker(job.shard_marker(*place)) for place in places}
     todo = [place for place, summary in summaries.items() if summary is None]
     with _bar(len(places), "pack", "shard", progress, done=len(places) - len(todo)) as bar:
-        calls = [(place, (job, *place, num_shards[place[0]], num_units)) for place in todo]
-        # A process takes seconds to start (litdata loads torch): not worth it for one shard per split.
+        calls = [(place, (job, *place, num_shards[place[0]], len(sources))) for place in todo]
+        # A process takes seconds to start, since litdata loads torch: too long for one shard per split.
         for place, summary in run_jobs(pack_shard, calls, workers if len(places) > len(SPLITS) else 1):
             summaries[place] = summary
             bar.update()
@@ -225,7 +212,7 @@ def _pack(
 
 
 def _finish(job: Job, sources: list[dict[str, Any]], shards: dict[str, list[dict[str, Any]]]) -> None:
-    """Write index, tokenizer and, last of all, the manifest."""
+    """Write the index, the tokenizer and, last of all, the manifest."""
     for split in SPLITS:
         chunks = [chunk for part in shards[split] for chunk in part["chunks"]]
         if not chunks:
@@ -236,29 +223,29 @@ def _finish(job: Job, sources: list[dict[str, Any]], shards: dict[str, list[dict
                 f"the {split} split has no full row: {documents} documents with {tokens} tokens do not fill "
                 f"one row of {job.settings.row_length}. Documents are held out whole, each with probability "
                 f"val_fraction (--val-fraction, now {job.settings.val_fraction}), and a text file is one "
-                "document: give more documents (JSON lines hold one a line), another val_fraction, or a "
+                "document: give more documents (JSON lines hold one per line), another val_fraction, or a "
                 "smaller seq_len"
             )
         write_index(job.work / split, chunks)
     name, content = job.tokenizer.serialized()
-    write_atomically(job.work / name, content)
+    write_bytes_atomically(job.work / name, content)
     (job.work / "tokenizer-trained").unlink(missing_ok=True)
     counts = np.sum([read_counts(job.shard_marker("val", i)) for i in range(len(shards["val"]))], axis=0)
-    content_manifest = manifests.build(
-        job.corpus.settings(), job.tokenizer, job.settings, sources, shards, counts
-    )
-    manifests.write(job.work, content_manifest)
+    corpus = job.corpus.settings()
+    manifests.write(job.work, manifests.build(corpus, job.tokenizer, job.settings, sources, shards, counts))
 
 
 @contextmanager
 def _locked(out: Path, progress: bool) -> Iterator[None]:
     lock = FileLock(f"{out}.lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        if progress:
-            tqdm.write(f"another process is preparing {out}: waiting for it", file=sys.stderr)
-        lock.acquire()
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            if progress:
+                tqdm.write(f"another process is preparing {out}: waiting for it", file=sys.stderr)
+            lock.acquire()
     try:
         yield
     finally:
@@ -273,8 +260,7 @@ def _bar(total: int, what: str, unit: str, progress: bool, done: int = 0) -> Any
 
 @contextmanager
 def _quiet_threads() -> Iterator[None]:
-    """Let the tokenizer use threads inside, and keep it from warning about processes that are forked
-    later."""
+    """Let the tokenizer use threads inside, and keep it from warning about forks that come later."""
     name = "TOKENIZERS_PARALLELISM"
     before = os.environ.get(name)
     os.environ[name] = before or "true"

@@ -1,14 +1,67 @@
-"""The recipe of prepared data, and the name it gives to a folder in the cache."""
+"""What decides prepared data: the settings, the recipe with corpus and tokenizer, and the hashes that name it."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from datamodules.corpora import Corpus
-from datamodules.settings import FORMAT, PrepareSettings, sha256_of
+from datamodules.errors import DataError
 from datamodules.tokenizers import Tokenizer
+
+FORMAT = 1
+"""Version of the prepared folder; it goes up whenever the same input would give other rows."""
+
+
+@dataclass(frozen=True)
+class PrepareSettings:
+    """What decides the rows, apart from the corpus and the tokenizer.
+
+    Args:
+        seq_len: T, the tokens that a model sees at once; rows hold T + 1.
+        val_fraction: expected share of documents held out, decided by each document's own hash.
+        cut_documents: cut documents into pieces of a row's length before packing. Each piece is packed as a
+            document of its own and begins with BOS, which separates it from the document before it in its row.
+        packing_buffer: documents that wait at once in best-fit packing.
+        seed: seed of the document shuffle before packing. The split does not depend on it.
+
+    Raises:
+        DataError: a value is out of range.
+    """
+
+    seq_len: int = 256
+    val_fraction: float = 0.05
+    cut_documents: bool = True
+    packing_buffer: int = 1000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.seq_len < 1:
+            raise DataError(f"seq_len is {self.seq_len}; it counts tokens per row and must be at least 1")
+        if not 0.0 < self.val_fraction < 1.0:
+            raise DataError(
+                f"val_fraction is {self.val_fraction}; it is the share of documents held out for validation "
+                "and must be greater than 0 and less than 1"
+            )
+        if self.packing_buffer < 1:
+            raise DataError(
+                f"packing_buffer is {self.packing_buffer}; it counts documents and must be at least 1"
+            )
+        if self.seed < 0:
+            raise DataError(f"the preparation seed is {self.seed}; it must not be negative")
+
+    @property
+    def row_length(self) -> int:
+        """T + 1 tokens: the inputs and targets of one row together."""
+        return self.seq_len + 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every setting by its name, in plain JSON types."""
+        return asdict(self)
 
 
 def recipe(corpus: Corpus, tokenizer: Tokenizer, settings: PrepareSettings) -> dict[str, Any]:
@@ -21,6 +74,16 @@ def recipe(corpus: Corpus, tokenizer: Tokenizer, settings: PrepareSettings) -> d
     }
 
 
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys and no spaces: equal values give equal text, and tuples equal lists."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
+def sha256_of(value: Any) -> str:
+    """SHA-256 (hex) of a JSON-able value's canonical text."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
 def default_cache_dir() -> Path:
     """LOOPED_LM_CACHE if set, else `looped_lm` in the user's cache folder (XDG_CACHE_HOME or ~/.cache)."""
     own = os.environ.get("LOOPED_LM_CACHE")
@@ -30,7 +93,11 @@ def default_cache_dir() -> Path:
 
 
 def cache_name(corpus: Corpus, tokenizer: Tokenizer, settings: PrepareSettings) -> str:
-    """Folder name for a cache: readable, and different whenever a setting or the state of the sources
-    differs."""
+    """A readable folder name that changes with every setting and with the state of the sources."""
     key = sha256_of([recipe(corpus, tokenizer, settings), corpus.stamp()])[:12]
     return f"{corpus.name}-{tokenizer.name}-T{settings.seq_len}-{key}"
+
+
+def differ(left: Any, right: Any) -> bool:
+    """Whether two JSON-able values differ once they are written as JSON."""
+    return canonical_json(left) != canonical_json(right)

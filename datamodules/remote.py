@@ -1,4 +1,4 @@
-"""Prepared data that lies behind a URL: chunks are fetched when first read, checked, and kept.
+"""Prepared data behind a URL: each chunk is fetched when one of its rows is first read, checked, and kept.
 
 litdata can stream remote chunks itself, but only in its own order: with random access its prefetching
 thread unmaps chunks that are being read (litdata 0.2.76 raises KeyError). Here whole chunks are copied into a
@@ -10,87 +10,107 @@ from __future__ import annotations
 import bisect
 import hashlib
 import itertools
-from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
+
 from datamodules.errors import DataError
-from datamodules.files import open_binary
+from datamodules.files import read_bytes
 from datamodules.manifest import MANIFEST, check_content
-from datamodules.storage import write_atomically
-
-
-def read_remote(url: str) -> bytes:
-    """All bytes of a file behind a URL.
-
-    Raises:
-        DataError: it cannot be read.
-    """
-    try:
-        with open_binary(url) as stream:
-            return stream.read()
-    except DataError:
-        raise
-    except Exception as error:  # every store has exceptions of its own
-        raise DataError(f"cannot read {url}: {type(error).__name__}: {error}") from error
+from datamodules.prepared import PreparedFolder
+from datamodules.storage import Rows, writing
+from fitting.records import write_bytes_atomically
 
 
 def mirror(url: str, cache: Path) -> Path:
-    """A local folder for the prepared data at `url`, holding all but the chunks; returns it.
+    """Copy all but the chunks of the prepared data at `url` into a folder of the cache, and return it.
 
-    It is named after the data's hash, so data that changes behind the URL gets another folder.
+    The folder is named after the data's hash, so data that changes behind the URL gets another folder.
 
     Raises:
-        DataError: there is no prepared data, or it cannot be read.
+        DataError: there is no prepared data, or it cannot be read or copied.
     """
-    base = url.rstrip("/")
-    content = read_remote(f"{base}/{MANIFEST}")
-    manifest = check_content(content, f"{base}/{MANIFEST}")
+    url = url.rstrip("/")
+    content = read_bytes(f"{url}/{MANIFEST}")
+    manifest = check_content(content, f"{url}/{MANIFEST}")
     folder = cache / f"remote-{manifest['hash'][:16]}"
     if not (folder / MANIFEST).exists():
         names = [manifest["tokenizer"]["file"], *(f"{split}/index.json" for split in manifest["splits"])]
-        for name in names:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(folder / name, read_remote(f"{base}/{name}"))
-        write_atomically(folder / MANIFEST, content)
+        files = {name: read_bytes(f"{url}/{name}") for name in names}
+        with writing(folder):
+            # The manifest comes last: where it is, everything is.
+            for name, data in {**files, MANIFEST: content}.items():
+                write_bytes_atomically(folder / name, data)
     return folder
 
 
-class RemoteChunks:
-    """Brings the chunk of a row into the local folder before it is read.
+class RemoteRows(Rows):
+    """Rows whose chunk is brought into the local folder before the first of them is read.
 
     Args:
-        url: of the split's folder.
+        url: URL of the split's folder.
         folder: the local one.
-        chunks: the split's chunks as in the manifest.
+        row_length: tokens per row, T + 1.
+        chunks: the split's chunks, as in the manifest.
     """
 
-    def __init__(self, url: str, folder: Path, chunks: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, url: str, folder: Path, row_length: int, chunks: list[dict[str, Any]]) -> None:
+        self._ends = list(itertools.accumulate(chunk["rows"] for chunk in chunks))
+        super().__init__(folder, row_length, self._ends[-1])
         self.url = url
-        self.folder = folder
-        self._chunks = list(chunks)
-        self._ends = list(itertools.accumulate(chunk["rows"] for chunk in self._chunks))
+        self._chunks = chunks
         self._here: set[int] = set()
 
-    def ensure(self, row: int) -> None:
-        """Fetch the chunk that holds `row` where it is not here yet.
+    def __getitem__(self, row: int) -> NDArray[Any]:
+        """Tokens of one row, (T + 1,), in the stored type.
 
         Several processes may fetch one chunk at once; each writes aside and renames, so all see a whole file.
 
         Raises:
-            DataError: it cannot be read, or its content is not what the manifest says.
+            DataError: the chunk cannot be read or kept, or its content is not what the manifest says.
         """
         index = bisect.bisect_right(self._ends, row)
-        if index in self._here:
-            return
-        chunk = self._chunks[index]
+        if index not in self._here:
+            self._fetch(self._chunks[index])
+            self._here.add(index)
+        return super().__getitem__(row)
+
+    def _fetch(self, chunk: dict[str, Any]) -> None:
         path = self.folder / chunk["filename"]
-        if not path.exists():
-            content = read_remote(f"{self.url}/{chunk['filename']}")
-            if hashlib.sha256(content).hexdigest() != chunk["sha256"]:
-                raise DataError(
-                    f"{self.url}/{chunk['filename']} is damaged: its SHA-256 differs from the manifest's. "
-                    "Restore it, or prepare the data again"
-                )
-            write_atomically(path, content)
-        self._here.add(index)
+        if path.exists():
+            return
+        content = read_bytes(f"{self.url}/{path.name}")
+        if hashlib.sha256(content).hexdigest() != chunk["sha256"]:
+            raise DataError(
+                f"{self.url}/{path.name} is damaged: its SHA-256 differs from the manifest's. Restore it, or "
+                "prepare the data again"
+            )
+        with writing(path):
+            write_bytes_atomically(path, content)
+
+
+class PreparedURL(PreparedFolder):
+    """A folder written by `python -m datamodules prepare`, behind a URL.
+
+    Args:
+        url: URL of the folder.
+        cache: local folder that gets a folder for what is read of the data.
+        asked, tokenizer, corpus: see PreparedFolder.
+    """
+
+    chunks_may_miss = True
+
+    def __init__(self, url: str, cache: Path, *asked: Any) -> None:
+        super().__init__(cache, *asked)
+        self._url = url.rstrip("/")
+
+    @cached_property
+    def folder(self) -> Path:
+        return mirror(self._url, self._place)
+
+    def rows(self, manifest: dict[str, Any], split: str) -> Rows:
+        row_length = manifest["settings"]["seq_len"] + 1
+        chunks = manifest["splits"][split]["chunks"]
+        return RemoteRows(f"{self._url}/{split}", self.folder / split, row_length, chunks)

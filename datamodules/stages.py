@@ -1,9 +1,9 @@
 """The two stages of a preparation, as jobs that any process can do in any order.
 
-1. `tokenize_unit`: read a unit of the corpus, hash and tokenize its documents, store them sorted by shuffle
-    key.
-2. `pack_shard`: gather the documents of one key range from all units, which is a slice of the global seeded
-   shuffle, pack them into rows and write the chunks.
+1. `tokenize_unit` reads a unit of the corpus, hashes and tokenizes its documents, and stores them sorted by
+   shuffle key.
+2. `pack_shard` gathers the documents of one key range from all units, which is a slice of the global seeded
+   shuffle, packs them into rows and writes the chunks.
 
 Keys and shards depend on content and seed only, so the result is the same for any number of workers. Each job
 leaves one marker file, written last and atomically; a job whose marker exists is not done again.
@@ -26,9 +26,10 @@ from numpy.typing import NDArray
 from datamodules.corpora import Corpus, Unit
 from datamodules.errors import DataError
 from datamodules.packing import pack
-from datamodules.settings import PrepareSettings
-from datamodules.storage import token_dtype, write_atomically, write_rows
+from datamodules.recipe import PrepareSettings
+from datamodules.storage import token_dtype, write_rows, writing
 from datamodules.tokenizers import Tokenizer
+from fitting.records import write_bytes_atomically
 
 SPLITS = ("train", "val")
 _BATCH_CHARACTERS = 1_000_000
@@ -36,7 +37,7 @@ _BATCH_CHARACTERS = 1_000_000
 
 @dataclass(frozen=True)
 class Job:
-    """What every job of one preparation needs: the recipe, and the folder it works in."""
+    """What every job of one preparation needs: the recipe and the folder to work in."""
 
     corpus: Corpus
     tokenizer: Tokenizer
@@ -58,7 +59,7 @@ class Job:
 
 
 def clean(text: str) -> str:
-    """The text with lone surrogates (possible in JSON, impossible in UTF-8) replaced."""
+    """The text with lone surrogates replaced, which JSON can hold and UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -67,23 +68,30 @@ def clean(text: str) -> str:
 
 
 def document_digest(text: str) -> bytes:
-    """16 bytes that stand for the document's content."""
+    """A hash of the document's content, 16 bytes."""
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 def is_validation(digest: bytes, val_fraction: float) -> bool:
-    """Whether the document is held out: decided by its content alone, so copies never straddle the splits."""
+    """Whether the document is held out. Its content alone decides, so that all its copies are in one split."""
     return int.from_bytes(digest[:8], "big") < val_fraction * 2.0**64
 
 
 def shuffle_key(digest: bytes, seed: int, unit: int, position: int) -> int:
-    """64-bit place of the document in the seeded shuffle; copies of one document get different places."""
+    """64-bit key of the document's place in the seeded shuffle; copies of a document get different keys."""
     place = b"%d/%d/%d/" % (seed, unit, position)
     return int.from_bytes(hashlib.blake2b(place + digest, digest_size=8).digest(), "big")
 
 
 def tokenize_unit(job: Job, unit: Unit, index: int) -> dict[str, Any]:
-    """Stage 1 for one unit; returns its summary (documents, empty, characters, tokens, sha256, seconds)."""
+    """Stage 1 for one unit.
+
+    Returns:
+        Its summary: name, documents, empty, characters, tokens, sha256, seconds and seconds_in_tokenizer.
+
+    Raises:
+        DataError: the tokenizer gives an id beyond its vocabulary, or the disk refuses a file.
+    """
     begin = time.perf_counter()
     in_tokenizer = 0.0
     keys: list[int] = []
@@ -103,9 +111,10 @@ def tokenize_unit(job: Job, unit: Unit, index: int) -> dict[str, Any]:
                 empty += 1
                 continue
             if ids.min() < 0 or ids.max() >= job.tokenizer.vocab_size:
+                wrong = ids.min() if ids.min() < 0 else ids.max()
                 raise DataError(
-                    f"{job.tokenizer.name} gave id {ids.max()} for a document of {unit.name}; its vocab_size "
-                    f"is {job.tokenizer.vocab_size}"
+                    f"{job.tokenizer.name} gave id {wrong} for a document of {unit.name}; its vocab_size is "
+                    f"{job.tokenizer.vocab_size}: raise that, or give another tokenizer"
                 )
             digest = document_digest(text)
             keys.append(shuffle_key(digest, job.settings.seed, index, len(keys)))
@@ -124,14 +133,15 @@ def tokenize_unit(job: Job, unit: Unit, index: int) -> dict[str, Any]:
         "seconds_in_tokenizer": in_tokenizer,
     }
     flat = np.concatenate([tokens[i] for i in order]) if tokens else np.empty(0, job.dtype)
-    write_atomically(job.unit_tokens(index), flat.tobytes())
-    _write_marker(
-        job.unit_marker(index),
-        summary,
-        keys=np.array(keys, np.uint64)[order],
-        held_out=np.array(held_out, bool)[order],
-        lengths=lengths,
-    )
+    with writing(job.work):
+        write_bytes_atomically(job.unit_tokens(index), flat.tobytes())
+        _write_marker(
+            job.unit_marker(index),
+            summary,
+            keys=np.array(keys, np.uint64)[order],
+            held_out=np.array(held_out, bool)[order],
+            lengths=lengths,
+        )
     return summary
 
 
@@ -149,25 +159,28 @@ def _batches(documents: Iterator[str]) -> Iterator[list[str]]:
 
 
 def pack_shard(job: Job, split: str, shard: int, num_shards: int, num_units: int) -> dict[str, Any]:
-    """Stage 2 for one shard; returns its summary (documents, pieces, tokens_in, rows, tokens_cropped,
-    chunks...)."""
+    """Stage 2 for one shard.
+
+    Returns:
+        Its summary: documents, pieces, tokens_in, rows, tokens_cropped, tokens_unfilled and chunks.
+    """
     flat, lengths = _gather(job, split, shard, num_shards, num_units)
     documents = len(lengths)
     row_length = job.settings.row_length
     if job.settings.cut_documents:
         flat, lengths = cut(flat, lengths, row_length, job.tokenizer.bos_id)
     starts = np.concatenate(([0], np.cumsum(lengths)))
-    tally = {"kept": 0, "cropped": 0, "rows": 0}
+    kept_rows = cropped = 0
     counts = np.zeros(job.tokenizer.vocab_size, np.int64)
 
     def rows() -> Iterator[NDArray[Any]]:
+        nonlocal kept_rows, cropped
         for segments in pack(lengths.tolist(), row_length, job.settings.packing_buffer):
             row = np.concatenate([flat[starts[i] : starts[i] + taken] for i, taken in segments])
-            tally["rows"] += 1
-            tally["kept"] += row_length
-            tally["cropped"] += sum(int(lengths[i]) - taken for i, taken in segments)
+            kept_rows += 1
+            cropped += sum(int(lengths[i]) - taken for i, taken in segments)
             if split == "val":
-                # Only targets: the first token of a row is never predicted.
+                # Targets alone: the first token of a row is never predicted.
                 np.add.at(counts, row[1:], 1)
             yield row
 
@@ -177,9 +190,9 @@ def pack_shard(job: Job, split: str, shard: int, num_shards: int, num_units: int
         "documents": documents,
         "pieces": len(lengths),
         "tokens_in": tokens_in,
-        "rows": tally["rows"],
-        "tokens_cropped": tally["cropped"],
-        "tokens_unfilled": tokens_in - tally["kept"] - tally["cropped"],
+        "rows": kept_rows,
+        "tokens_cropped": cropped,
+        "tokens_unfilled": tokens_in - kept_rows * row_length - cropped,
         "chunks": chunks,
     }
     _write_marker(job.shard_marker(split, shard), summary, target_counts=counts)
@@ -189,19 +202,19 @@ def pack_shard(job: Job, split: str, shard: int, num_shards: int, num_units: int
 def _gather(
     job: Job, split: str, shard: int, num_shards: int, num_units: int
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Documents of the split whose key lies in the shard's range, in key order: (tokens, lengths)."""
+    """Documents of the split whose keys are in the shard's range, in key order: (tokens, lengths)."""
     low, high = (shard * 2**64 // num_shards, (shard + 1) * 2**64 // num_shards)
     keys, lengths, pieces = [], [], []
     for unit in range(num_units):
         with np.load(job.unit_marker(unit)) as stored:
             mine = stored["held_out"] == (split == "val")
-            # Python integers, since 2**64 has no place in uint64.
+            # The upper end is included, since 2**64 does not fit into uint64.
             mine &= (stored["keys"] >= np.uint64(low)) & (stored["keys"] <= np.uint64(high - 1))
             ends = np.cumsum(stored["lengths"])[mine]
             keys.append(stored["keys"][mine])
             lengths.append(stored["lengths"][mine])
         if len(ends):
-            # Documents of one split and key range lie side by side in the unit's file.
+            # Documents of one split and key range are side by side in the unit's file.
             begin, end = int(ends[0] - lengths[-1][0]), int(ends[-1])
             tokens = np.fromfile(
                 job.unit_tokens(unit), job.dtype, count=end - begin, offset=begin * job.dtype.itemsize
@@ -220,38 +233,35 @@ def cut(
     Args:
         flat: tokens of all documents one after another, each beginning with BOS.
         lengths: tokens per document.
+        row_length: tokens per row, T + 1.
+        bos_id: the id that every piece begins with.
 
     Returns:
         Tokens and lengths of the pieces, in the order of the documents.
     """
-    step = row_length - 1
+    if not len(lengths):
+        return flat, lengths
     bos = np.array([bos_id], flat.dtype)
+    step = row_length - 1
     pieces: list[NDArray[Any]] = []
-    new_lengths: list[int] = []
-    start = 0
-    for length in lengths.tolist():
-        document = flat[start : start + length]
-        start += length
-        if length <= row_length:
+    for document in np.split(flat, np.cumsum(lengths)[:-1]):
+        if len(document) <= row_length:
             pieces.append(document)
-            new_lengths.append(length)
-            continue
-        for begin in range(1, length, step):
-            piece = document[begin : begin + step]
-            pieces += [bos, piece]
-            new_lengths.append(1 + len(piece))
-    return np.concatenate(pieces) if pieces else flat, np.array(new_lengths, np.int64)
+        else:
+            begins = range(1, len(document), step)
+            pieces += [np.concatenate((bos, document[begin : begin + step])) for begin in begins]
+    return np.concatenate(pieces), np.array([len(piece) for piece in pieces], np.int64)
 
 
 def _write_marker(path: Path, summary: dict[str, Any], **arrays: NDArray[Any]) -> None:
     content = io.BytesIO()
     packed = np.frombuffer(json.dumps(summary).encode(), np.uint8)
     np.savez(content, summary=packed, **arrays)  # type: ignore[arg-type]  # stub mistakes the arrays for allow_pickle
-    write_atomically(path, content.getvalue())
+    write_bytes_atomically(path, content.getvalue())
 
 
 def read_marker(path: Path) -> dict[str, Any] | None:
-    """Summary of a finished job, or None where it is not finished."""
+    """The summary of a finished job, or None where the job is not finished."""
     if not path.exists():
         return None
     with np.load(path) as stored:

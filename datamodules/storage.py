@@ -1,7 +1,7 @@
 """Rows on disk, in litdata's chunk format: written shard by shard, read by row number.
 
-litdata does the storage (chunks, index, remote caching); order and position are ours (position.py), because
-its own order depends on the number of workers and its resume does not survive epochs.
+litdata writes and reads the chunks. Order and position are ours (position.py), because litdata's own order
+depends on the number of workers and its resume does not survive epochs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,20 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datamodules.errors import DataError
+from fitting.records import write_bytes_atomically
 
 if TYPE_CHECKING:
     import torch
     from litdata import StreamingDataset
 
-    from datamodules.remote import RemoteChunks
-
 CHUNK_BYTES = 16 * 2**20
-"""Target size of a chunk: a row costs about 50 us to read at random whatever the chunk size (measured), so
-this is chosen for object storage (few requests) and for `verify`, which names the damaged chunk."""
-
-
-ASIDE = ".tmp"
-"""Ending of files that are being written."""
+"""Target size of a chunk. A row takes about 50 us to read at random whatever the chunk size (measured), so the
+size suits object storage (few requests) and `verify`, which names the damaged chunk."""
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -48,20 +44,16 @@ def file_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write aside, flush to disk, rename: a reader sees the old file or the new one, never half of one."""
-    # Named after the process: a worker whose parent was killed may still be writing the same file.
-    aside = path.with_name(f"{path.name}.{os.getpid()}{ASIDE}")
+@contextmanager
+def writing(place: Path) -> Iterator[None]:
+    """Raise what the disk refuses in this block as a DataError that names the file, or else `place`."""
     try:
-        with aside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    except OSError:
-        # On a full disk the half file would be in the way of everything else.
-        aside.unlink(missing_ok=True)
-        raise
+        yield
+    except OSError as error:
+        raise DataError(
+            f"cannot read or write {error.filename or place}: {error.strerror or error}. What was finished is "
+            "kept; run again with room and rights to write, or choose another folder"
+        ) from error
 
 
 def write_rows(
@@ -69,8 +61,10 @@ def write_rows(
 ) -> list[dict[str, Any]]:
     """Write rows of `row_length` tokens as litdata chunks `{prefix}-{i}.bin` into `folder`.
 
-    Returns one entry per chunk: filename, rows, bytes, sha256, and litdata's own index entry and config.
     Existing chunks of that prefix (left by an interrupted run) are replaced by identical ones.
+
+    Returns:
+        One entry per chunk: filename, rows, bytes, sha256, and litdata's own index entry and config.
     """
     from litdata import TokensLoader
     from litdata.streaming.writer import BinaryWriter
@@ -82,7 +76,7 @@ def write_rows(
     for index, row in enumerate(rows):
         if writer is None:
             rows_per_chunk = max(1, CHUNK_BYTES // row.nbytes)
-            # With TokensLoader chunk_size counts tokens.
+            # With TokensLoader, chunk_size counts tokens.
             writer = BinaryWriter(
                 str(aside), chunk_size=rows_per_chunk * row_length, item_loader=TokensLoader(row_length)
             )
@@ -117,26 +111,22 @@ def write_rows(
 def write_index(folder: Path, chunks: list[dict[str, Any]]) -> None:
     """Write litdata's index.json over the chunks of all shards, in their order and without a time stamp."""
     index = {"chunks": [chunk["index_entry"] for chunk in chunks], "config": chunks[0]["config"]}
-    write_atomically(folder / "index.json", json.dumps(index, sort_keys=True).encode())
+    write_bytes_atomically(folder / "index.json", json.dumps(index, sort_keys=True).encode())
 
 
 class Rows:
     """The rows of one split by number (a map-style dataset), opened when the first is read.
 
     Args:
-        folder: folder of the split, holding index.json and chunks.
+        folder: folder of the split, with index.json and the chunks.
         row_length: tokens per row, T + 1.
         num_rows: rows in the folder.
-        remote: brings chunks into the folder before they are read; None where they are all there.
     """
 
-    def __init__(
-        self, folder: Path, row_length: int, num_rows: int, remote: RemoteChunks | None = None
-    ) -> None:
+    def __init__(self, folder: Path, row_length: int, num_rows: int) -> None:
         self.folder = folder
         self.row_length = row_length
         self.num_rows = num_rows
-        self.remote = remote
         self._dataset: StreamingDataset | None = None
 
     def __len__(self) -> int:
@@ -151,17 +141,17 @@ class Rows:
         Raises:
             DataError: the chunk that holds the row is missing or damaged.
         """
-        if self.remote is not None:
-            self.remote.ensure(int(row))
-        dataset = self._opened()
+        if self._dataset is None:
+            from litdata import StreamingDataset, TokensLoader
+
+            self._dataset = StreamingDataset(str(self.folder), item_loader=TokensLoader(self.row_length))
         try:
-            tokens = dataset[int(row)]
+            return self._dataset[int(row)]
         except Exception as error:  # litdata, numpy and the OS raise many types for a missing or short chunk
             raise DataError(
                 f"cannot read row {row} of {self.folder}: {error}. A chunk is missing or damaged; "
                 f"`python -m datamodules verify {self.folder.parent}` names it"
             ) from error
-        return tokens
 
     def __getitems__(self, rows: list[int]) -> torch.Tensor:
         """Rows by number as one int64 tensor (B, T + 1): what a DataLoader asks for per batch."""
@@ -172,21 +162,7 @@ class Rows:
             batch[i] = self[row]
         return torch.from_numpy(batch)
 
-    def _opened(self) -> StreamingDataset:
-        if self._dataset is None:
-            from litdata import StreamingDataset, TokensLoader
-
-            self._dataset = StreamingDataset(str(self.folder), item_loader=TokensLoader(self.row_length))
-        return self._dataset
-
 
 def split_batch(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(B, T + 1) tokens to inputs (B, T) and targets (B, T), the targets one token ahead."""
+    """Split tokens (B, T + 1) into inputs (B, T) and targets (B, T), which are one token ahead."""
     return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
-
-
-def iterate_rows(folder: Path, row_length: int, num_rows: int) -> Iterator[NDArray[Any]]:
-    """All rows of a split in stored order, each (T + 1,)."""
-    rows = Rows(folder, row_length, num_rows)
-    for row in range(num_rows):
-        yield rows[row]

@@ -1,14 +1,13 @@
-"""Tokenizers: text to token ids and back, always with a BOS token that stands before each document.
+"""How text becomes token ids: the base class of tokenizers, and those that need no file (see tokenizer_files.py).
 
-Here the base class and those that need no file; pretrained.py has those that come as one.
-
-A tokenizer here is a plain object with a known vocabulary size, so that a model can be built before any data
-is touched; one that is trained on the corpus (`needs_training`) gets its documents later, during preparation.
+A tokenizer knows its vocabulary size from the start, so that a model can be built before any data is read. One
+that is trained on the corpus (`needs_training`) gets its documents later, during preparation.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datamodules.errors import DataError
+from datamodules.files import read_bytes
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -29,16 +29,17 @@ Ids = NDArray[np.int64]
 class Tokenizer(ABC):
     """Base of all tokenizers: subclass it and name your class by class_path.
 
-    A subclass must be picklable (preparation hands it to worker processes) and deterministic.
+    A subclass must be deterministic, and picklable, since preparation hands it to worker processes.
     """
 
     vocab_size: int
-    """Ids lie in [0, vocab_size); for a trained tokenizer an upper bound. Known at construction."""
+    """Ids are in [0, vocab_size). Known at construction; an upper bound for a tokenizer that is trained."""
     bos_id: int
-    """The id put before every document; it is never produced from text."""
+    """The id put before every document; no text gives it."""
     needs_training: bool = False
+    """Whether `train` must be called before anything can be encoded."""
     train_characters: int = 0
-    """Characters of training documents to hand to `train`; 0 where there is nothing to train."""
+    """Characters of training documents that `train` gets; 0 where nothing is trained."""
 
     @property
     @abstractmethod
@@ -47,8 +48,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """JSON-able identity: class_path and what decides the ids. Part of the cache key and of the
-        manifest."""
+        """JSON-able identity: class_path and what decides the ids. The cache key and the manifest hold it."""
 
     @abstractmethod
     def encode(self, texts: Sequence[str]) -> list[Ids]:
@@ -56,11 +56,11 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of the ids, BOS shown where it stands."""
+        """Text of the ids, with BOS shown where it occurs."""
 
     @abstractmethod
     def serialized(self) -> tuple[str, bytes]:
-        """(file name, content) that is stored beside the data and hashed."""
+        """(file name, content) to store beside the data and to hash."""
 
     @classmethod
     @abstractmethod
@@ -68,7 +68,7 @@ class Tokenizer(ABC):
         """The tokenizer stored in a prepared folder; `settings` as in its manifest."""
 
     def train(self, documents: Iterable[str], progress: bool = False) -> None:
-        """Learn the vocabulary from the documents; only where `needs_training`."""
+        """Learn the vocabulary from the documents; called only where `needs_training`."""
         raise NotImplementedError(f"{type(self).__name__} is not trained on the corpus")
 
     def fingerprint(self) -> str:
@@ -77,7 +77,7 @@ class Tokenizer(ABC):
 
 
 class ByteTokenizer(Tokenizer):
-    """UTF-8 bytes 0-255; BOS is 256; vocabulary 257."""
+    """The bytes of UTF-8 as ids 0 to 255, and BOS as 256: a vocabulary of 257."""
 
     vocab_size = 257
     bos_id = 256
@@ -104,14 +104,14 @@ class ByteTokenizer(Tokenizer):
 
 
 class JSONTokenizer(Tokenizer):
-    """What the trained and the given tokenizer.json share: a backend of the `tokenizers` library."""
+    """Base of the tokenizers that are a tokenizer.json: a backend of the `tokenizers` library."""
 
     _backend: Backend | None = None
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         backend = self._ready()
-        # The backend's own thread pool warns at every later fork unless told what to do; workers of a
-        # preparation set this to "false", since they are the parallelism.
+        # Unless told what to do, the backend's thread pool warns at every later fork. The workers of a
+        # preparation set this to "false", since they already are the parallelism.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
         encodings = backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.asarray(encoding.ids, dtype=np.int64) for encoding in encodings]
@@ -122,14 +122,14 @@ class JSONTokenizer(Tokenizer):
     def _ready(self) -> Backend:
         if self._backend is None:
             raise DataError(
-                f"the tokenizer {self.name} has not been trained yet: it gets its vocabulary when the data "
-                "is prepared (`python -m datamodules prepare`, or the start of a training run)"
+                f"the tokenizer {self.name} has not been trained yet: it gets its vocabulary when data is "
+                "prepared, by `python -m datamodules prepare` or at the start of a training run"
             )
         return self._backend
 
     def adopt(self, backend: Backend) -> None:
         """Use this backend from now on."""
-        # Otherwise a document that contains the literal text of a special token would inject its id.
+        # Otherwise a document that contains the text of a special token would give its id.
         backend.encode_special_tokens = True
         backend.no_truncation()
         backend.no_padding()
@@ -137,16 +137,15 @@ class JSONTokenizer(Tokenizer):
 
 
 class BPETokenizer(JSONTokenizer):
-    """Byte-level BPE trained on the training documents of the corpus; lossless; BOS is id 0.
+    """Byte-level BPE, trained on the training documents of the corpus; lossless; BOS is id 0.
 
     Args:
-        vocab_size: ids at most, BOS and the 256 bytes included; a small corpus may give fewer.
-        train_characters: characters of training documents it learns from. They are taken from parts of the
-            corpus in a seeded order until the number is reached: training on everything costs more time than
-                it gains.
+        vocab_size: number of ids at most, with BOS and the 256 bytes; a small corpus may give fewer.
+        train_characters: characters of training documents to learn from. They are taken from units of the
+            corpus in a seeded order until the number is reached: more of them cost more time than they gain.
 
     Raises:
-        DataError: vocab_size below 257 or train_characters below 1.
+        DataError: vocab_size is below 257, or train_characters is below 1.
     """
 
     bos_id = 0
@@ -193,26 +192,51 @@ class BPETokenizer(JSONTokenizer):
 
     @classmethod
     def load(cls, folder: Path, settings: dict[str, Any]) -> Tokenizer:
-        from tokenizers import Tokenizer as Backend
-
         tokenizer = cls(settings["vocab_size"], settings["train_characters"])
-        tokenizer.adopt(Backend.from_file(str(folder / "tokenizer.json")))
+        path = folder / "tokenizer.json"
+        tokenizer.adopt(json_backend(path, content_of(path)))
         return tokenizer
+
+
+def content_of(path: Path, kind: str = "tokenizer.json") -> bytes:
+    """The content of a tokenizer's file; `kind` says in messages what it should be.
+
+    Raises:
+        DataError: there is no such file, or it cannot be read.
+    """
+    if not path.is_file():
+        raise DataError(f"no tokenizer file at {path}: give the path of a {kind}")
+    return read_bytes(str(path))
+
+
+def json_backend(path: Path, content: bytes) -> Backend:
+    """The backend that a tokenizer.json holds; `path` is for messages.
+
+    Raises:
+        DataError: it is not a tokenizer.json.
+    """
+    from tokenizers import Tokenizer as Backend
+
+    try:
+        return Backend.from_str(content.decode())
+    except Exception as error:  # the library raises bare Exception for every malformed file
+        raise DataError(f"{path} is not a tokenizer.json of the tokenizers library: {error}") from error
 
 
 def load_tokenizer(folder: Path, settings: dict[str, Any]) -> Tokenizer:
     """The tokenizer stored in a prepared folder; `settings` as in its manifest.
 
     Raises:
-        DataError: its class cannot be imported.
+        DataError: its class cannot be found.
     """
-    import importlib
-
-    module, _, name = settings["class_path"].rpartition(".")
+    class_path = settings["class_path"]
+    module, _, name = class_path.rpartition(".")
     try:
-        cls = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+        cls = getattr(importlib.import_module(module or "builtins"), name, None)
+    except ModuleNotFoundError as error:
         raise DataError(
-            f"cannot import the tokenizer {settings['class_path']} of {folder}: {error}"
+            f"cannot import the tokenizer {class_path} of {folder}: {error}. Make it importable where this runs"
         ) from error
+    if cls is None:
+        raise DataError(f"cannot import the tokenizer {class_path} of {folder}: {module} has no {name}")
     return cls.load(folder, settings)

@@ -1,4 +1,4 @@
-"""Run independent jobs in this process or in several, results in whatever order they come."""
+"""Processes: the jobs of a preparation in one or several, and how they and a DataLoader's readers end."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Name = TypeVar("Name")
 def run_jobs(
     function: Callable[..., dict[str, Any]], calls: Sequence[tuple[Name, tuple[Any, ...]]], workers: int
 ) -> Iterator[tuple[Name, dict[str, Any]]]:
-    """Yield (name, function(*arguments)) for each (name, arguments), as they finish.
+    """Yield (name, function(*arguments)) for each (name, arguments), in the order in which they finish.
 
-    Processes are not forked from this one, which may hold a GPU, threads and locks. At the first error the
-    jobs that have not started are dropped.
+    Processes are not forked from this one, which may hold a GPU, threads and locks. After the first error no
+    further job starts.
 
     Raises:
-        DataError: a job raised one, or a worker died.
+        DataError: a worker died. An error of a job comes through as it is.
     """
     if workers == 1 or len(calls) <= 1:
         for name, arguments in calls:
@@ -39,7 +39,7 @@ def run_jobs(
             yield futures[future], future.result()
     except BrokenProcessPool as error:
         raise DataError(
-            "a worker process died, most likely because memory ran out. Finished parts are kept: run again, "
+            "a worker process died, most likely because memory ran out. What was finished is kept: run again, "
             "with fewer workers"
         ) from error
     finally:
@@ -47,7 +47,7 @@ def run_jobs(
 
 
 def _context() -> BaseContext:
-    """Workers forked from a clean server, which imports what they need once; else spawned."""
+    """Fork workers from a clean server, which imports once what they need; or spawn them where that is impossible."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -58,16 +58,16 @@ def _context() -> BaseContext:
 def _start_worker() -> None:
     # The processes are the parallelism; threads inside each would only compete.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    # Ctrl-C reaches the whole group: the parent ends the pool, after the jobs that are running.
+    # Ctrl-C reaches the whole group, and the parent ends the pool after the jobs that are running.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_leave_with_parent, daemon=True).start()
 
 
 def _leave_with_parent() -> None:
-    """A parent that is killed outright cannot stop its workers, so each waits for its end."""
+    """End with the parent: one that is killed outright cannot stop its workers."""
     parent = multiprocessing.parent_process()
     assert parent is not None
-    # Not by getppid: the server that forks the workers lives as long as any of them does.
+    # Not getppid, since the server that forks the workers lives as long as any of them does.
     parent.join()
     os._exit(1)
 
@@ -75,17 +75,18 @@ def _leave_with_parent() -> None:
 def leave_signals_to_parent(worker_id: int = 0) -> None:
     """Let a reading process live until its parent ends it (`worker_init_fn` of a DataLoader).
 
-    Ctrl-C in a terminal and a scheduler's signals reach every process of a run. The parent finishes its optimizer step
-    on them and needs batches for it. SIGTERM is obeyed only if it comes from the parent, which ends its workers so.
+    Ctrl-C in a terminal and a scheduler's signals reach every process of a run. The parent then finishes its
+    optimizer step and needs batches for it. SIGTERM, by which the parent ends its workers, is obeyed only if it
+    comes from the parent.
     """
     for signum in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None and parent.pid is not None
-    # Blocked in all threads, so that one of them can wait for it and see where it comes from.
+    # Blocked in all threads, so that one of them can wait for it and see who sent it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     threading.Thread(target=_leave_when_asked_by, args=(parent.pid,), daemon=True).start()
-    # torch takes whoever the parent is when a worker starts for the one to outlive, which may be init by then.
+    # torch watches whoever is the parent when a worker starts, which may already be init.
     threading.Thread(target=_leave_with_parent, daemon=True).start()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 
 import fsspec
 import pytest
@@ -110,6 +111,34 @@ def test_zstandard_missing_names_the_extra(tmp_path, monkeypatch):
     (tmp_path / "a.zst").write_bytes(b"x")
     with pytest.raises(DataError, match=r"needs the package zstandard: pip install 'looped-lm\[data\]'"):
         files.open_decompressed(str(tmp_path / "a.zst"))
+
+
+def test_a_folder_that_may_not_be_looked_at_is_named(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("x")
+
+    def refuse(_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.is_file", refuse)
+    with pytest.raises(DataError, match="cannot list .*: Permission denied"):
+        files.find([str(tmp_path)])
+
+
+def test_what_is_not_zstandard_is_a_data_error():
+    class Library:
+        class ZstdError(Exception):
+            pass
+
+        class ZstdDecompressor:
+            def decompressobj(self):
+                return self
+
+            def decompress(self, data):
+                raise Library.ZstdError("wrong magic")
+
+    stream = io.BufferedReader(files._Zstandard(io.BytesIO(b"nonsense"), "a.zst", Library))
+    with pytest.raises(DataError, match="a.zst is not zstandard data: wrong magic"):
+        stream.readline()
 
 
 def test_a_missing_file_is_named(tmp_path):

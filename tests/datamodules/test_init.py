@@ -30,3 +30,17 @@ def test_an_unknown_name_is_answered_with_those_that_exist():
         AttributeError, match="no attribute 'Tokeniser'; it has BPETokenizer, ByteTokenizer, "
     ):
         datamodules.Tokeniser  # noqa: B018
+
+
+def test_modules_are_found_under_the_names_they_had_in_version_0_1_0():
+    code = (
+        "import datamodules, datamodules.tabular\n"
+        "from datamodules.pretrained import FileTokenizer\n"
+        "from datamodules.records import JSONLines\n"
+        "from datamodules.settings import PrepareSettings\n"
+        "from datamodules.tokens import TokenDataModule\n"
+        "for found in (FileTokenizer, JSONLines, PrepareSettings, TokenDataModule):\n"
+        "    assert found is getattr(datamodules, found.__name__)\n"
+        "assert datamodules.tabular.__spec__.name == 'datamodules.tabular'\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

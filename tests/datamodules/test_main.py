@@ -140,7 +140,7 @@ BAD_INPUT = [
     (["prepare", "--source", "stdlib", "--out", "{tmp}/o", "--val-fraction", "2"], "val_fraction is 2.0"),
     (["prepare", "--source", "stdlib", "--out", "{tmp}/o", "--workers", "0"], "workers is 0"),
     (["prepare", "--source", "stdlib", "--out", "{tmp}/bin.txt/o"], "cannot read or write {tmp}/bin.txt"),
-    (["prepare", "--source", "stdlib", "--out", "{tmp}"], "{tmp} exists and is no prepared data set"),
+    (["prepare", "--source", "stdlib", "--out", "{tmp}"], "{tmp} exists and is not a prepared data set"),
     (["inspect", "{tmp}/gone"], "no prepared data at {tmp}/gone"),
     (["verify", "{tmp}"], "{tmp} holds no manifest.json"),
 ]

@@ -13,7 +13,7 @@ import pytest
 from datamodules import manifest as manifests
 from datamodules import storage
 from datamodules.errors import DataError
-from tests.support.data_samples import prepared
+from tests.support.data_samples import iterate_rows, prepared
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_a_prepared_folder_is_whole(folder):
     assert train["fill"] == pytest.approx(
         1 - (train["tokens_cropped"] + train["tokens_unfilled"]) / train["tokens_in"]
     )
-    rows = storage.iterate_rows(folder / "val", 17, manifest["splits"]["val"]["rows"])
+    rows = iterate_rows(folder / "val", 17, manifest["splits"]["val"]["rows"])
     counts = np.bincount(np.concatenate([row[1:] for row in rows]))
     assert manifest["val_unigram_entropy"] == pytest.approx(manifests.unigram_entropy(counts))
 
@@ -80,6 +80,18 @@ def test_missing_and_short_files_are_named_without_reading_the_data(folder):
         "val/index.json: damaged (JSONDecodeError('Expecting property name enclosed in double quotes: "
         "line 1 column 2 (char 1)'))",
         "tokenizer.txt: missing",
+    ]
+
+
+def test_a_file_that_cannot_be_read_is_named(folder, monkeypatch):
+    manifest = manifests.read(folder)
+
+    def refuse(_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(manifests, "file_sha256", refuse)
+    assert manifests.check_files(folder, manifest, content=False) == [
+        "tokenizer.txt: cannot be read (Permission denied)"
     ]
 
 

@@ -103,6 +103,19 @@ class Interrupted(Exception):
     pass
 
 
+class BrokenCorpus(ListCorpus):
+    """Has a bug that shows as an error of the system."""
+
+    def documents(self, unit):
+        raise ConnectionResetError(104, "a bug of mine")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_bug_in_a_corpus_of_ones_own_is_not_taken_for_a_full_disk(tmp_path, workers):
+    with pytest.raises(ConnectionResetError, match="a bug of mine"):
+        run(BrokenCorpus(made_up_texts(30)), tmp_path / "out", tokenizer=ByteTokenizer(), workers=workers)
+
+
 class FailingCorpus(ListCorpus):
     """Stops at its n-th unit, and remembers which units were read."""
 
@@ -130,7 +143,7 @@ def test_a_restart_goes_on_from_the_finished_parts(tmp_path):
     assert not list(tmp_path.glob("*.partial"))
 
 
-@pytest.mark.parametrize("stage", ["write_index", "write_atomically", "_finish", "rename"])
+@pytest.mark.parametrize("stage", ["write_index", "write_bytes_atomically", "_finish", "rename"])
 def test_an_interruption_at_any_stage_costs_nothing(tmp_path, monkeypatch, stage):
     texts = made_up_texts(80)
     expected = run(ListCorpus(texts), tmp_path / "whole")
@@ -164,10 +177,10 @@ def test_prepared_data_is_reused_and_never_overwritten(tmp_path):
         run(corpus, tmp_path / "out", PrepareSettings(seq_len=16), ByteTokenizer())
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("x")
-    with pytest.raises(DataError, match="mine exists and is no prepared data set.*nothing was changed"):
+    with pytest.raises(DataError, match="mine exists and is not a prepared data set.*nothing was changed"):
         run(corpus, tmp_path / "mine", tokenizer=ByteTokenizer())
     (tmp_path / "file").write_text("x")
-    with pytest.raises(DataError, match="file exists and is no prepared data set"):
+    with pytest.raises(DataError, match="file exists and is not a prepared data set"):
         run(corpus, tmp_path / "file", tokenizer=ByteTokenizer())
 
 
@@ -255,9 +268,9 @@ def test_a_full_disk_is_one_clear_error_and_loses_nothing(tmp_path, monkeypatch)
         written.append(path)
         real(path, content)
 
-    real = stages.write_atomically
+    real = stages.write_bytes_atomically
     with monkeypatch.context() as patch:
-        patch.setattr(stages, "write_atomically", full)
+        patch.setattr(stages, "write_bytes_atomically", full)
         with pytest.raises(
             DataError, match="cannot read or write .*out.*partial.*: No space left.*run again"
         ):

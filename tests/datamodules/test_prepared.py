@@ -6,9 +6,9 @@ import shutil
 
 import pytest
 
-from datamodules import ByteTokenizer, PrepareSettings, TextFiles, prepared
+from datamodules import BPETokenizer, ByteTokenizer, PrepareSettings, StdlibCorpus, TextFiles, prepared
 from datamodules.errors import DataError
-from datamodules.prepared import CachedCorpus, GivenFolder
+from datamodules.prepared import CachedCorpus, PreparedFolder
 from tests.support.data_samples import ListCorpus, made_up_texts
 from tests.support.data_samples import prepared as prepared_sample
 
@@ -22,7 +22,7 @@ def folder(tmp_path):
 
 
 def given(folder):
-    return GivenFolder(folder, {"seq_len": 16}, None, None)
+    return PreparedFolder(folder, {"seq_len": 16}, None, None)
 
 
 def test_a_given_folder_gives_manifest_rows_and_vocabulary(folder):
@@ -68,3 +68,31 @@ def test_damage_is_found_when_data_is_opened(folder, monkeypatch):
 def test_a_missing_folder_is_named(tmp_path):
     with pytest.raises(DataError, match="no prepared data at .*gone"):
         given(tmp_path / "gone").vocab_size  # noqa: B018
+
+
+def check(folder, asked=None, tokenizer=None, corpus=None, vocab_size=257):
+    PreparedFolder(folder, asked or {}, tokenizer, corpus).open(vocab_size)
+
+
+def test_what_agrees_passes(folder):
+    same = {"seq_len": 16, "val_fraction": 0.2, "cut_documents": True, "packing_buffer": 1000, "seed": 0}
+    check(folder, same, ByteTokenizer(), ListCorpus(made_up_texts(200)), 32_001)
+    check(folder)
+
+
+@pytest.mark.parametrize(
+    ("difference", "message"),
+    [
+        ({"asked": {"seq_len": 32}}, "seq_len is 32, but the data in .*set was prepared with 16"),
+        ({"asked": {"cut_documents": False}}, "cut_documents is False, .* prepared with True"),
+        ({"asked": {"packing_buffer": 5}}, "packing_buffer is 5, .* prepared with 1000"),
+        ({"asked": {"val_fraction": 0.1}}, "val_fraction is 0.1, .* prepared with 0.2"),
+        ({"asked": {"seed": 4}}, "prepare_seed is 4, .* prepared with 0"),
+        ({"tokenizer": BPETokenizer(300)}, "the tokenizer is .*BPETokenizer.* prepared with .*ByteTokenizer"),
+        ({"corpus": StdlibCorpus()}, "the corpus is .*StdlibCorpus.* prepared from .*ListCorpus"),
+        ({"vocab_size": 256}, "vocab_size is 256, but the tokenizer bytes of .* has 257 ids"),
+    ],
+)
+def test_what_differs_is_refused(folder, difference, message):
+    with pytest.raises(DataError, match=message):
+        check(folder, **difference)

@@ -1,9 +1,12 @@
-"""Where prepared data is cached, and under which name."""
+"""What decides prepared data, and where and under which name it is cached."""
 
 from __future__ import annotations
 
+import pytest
+
 from datamodules import BPETokenizer, PrepareSettings, StdlibCorpus, TextFiles
-from datamodules.recipe import cache_name, default_cache_dir
+from datamodules.errors import DataError
+from datamodules.recipe import cache_name, canonical_json, default_cache_dir, sha256_of
 from tests.support.data_samples import made_up_texts, write_texts
 
 SETTINGS = PrepareSettings(seq_len=32, val_fraction=0.2)
@@ -33,3 +36,24 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert default_cache_dir() == tmp_path / ".cache" / "looped_lm"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"seq_len": 0}, "seq_len is 0"),
+        ({"seq_len": -3}, "seq_len is -3"),
+        ({"val_fraction": 0.0}, "val_fraction is 0.0"),
+        ({"val_fraction": 1.0}, "val_fraction is 1.0"),
+        ({"packing_buffer": 0}, "packing_buffer is 0"),
+        ({"seed": -1}, "seed is -1"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings, message):
+    with pytest.raises(DataError, match=message):
+        PrepareSettings(**settings)
+
+
+def test_equal_values_have_equal_json():
+    assert canonical_json({"b": (1, 2), "a": "ü"}) == canonical_json({"a": "ü", "b": [1, 2]})
+    assert sha256_of({"a": 1}) != sha256_of({"a": 2})

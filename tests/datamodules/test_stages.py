@@ -21,8 +21,8 @@ from datamodules.stages import (
     shuffle_key,
     tokenize_unit,
 )
-from datamodules.storage import iterate_rows, write_index
-from tests.support.data_samples import ListCorpus, made_up_texts
+from datamodules.storage import write_index
+from tests.support.data_samples import ListCorpus, iterate_rows, made_up_texts
 
 BOS = ByteTokenizer.bos_id
 

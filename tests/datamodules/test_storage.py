@@ -101,16 +101,3 @@ def test_targets_are_one_token_ahead():
         [6, 7, 8, 9],
     ]
     assert inputs.is_contiguous() and targets.is_contiguous()
-
-
-def test_a_file_is_replaced_whole(tmp_path, monkeypatch):
-    path = tmp_path / "a.json"
-    storage.write_atomically(path, b"old")
-
-    def fail(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", fail)
-    with pytest.raises(OSError, match="No space"):
-        storage.write_atomically(path, b"new")
-    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]

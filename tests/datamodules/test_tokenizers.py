@@ -82,3 +82,15 @@ def test_bad_input_is_refused_with_the_reason(tmp_path):
         BPETokenizer().encode(["text"])
     with pytest.raises(DataError, match="cannot import the tokenizer nowhere.Tokenizer"):
         load_tokenizer(tmp_path, {"class_path": "nowhere.Tokenizer"})
+    with pytest.raises(DataError, match="cannot import .*datamodules has no Nope"):
+        load_tokenizer(tmp_path, {"class_path": "datamodules.Nope"})
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(DataError, match="tokenizer.json is not a tokenizer.json of the tokenizers library"):
+        load_tokenizer(tmp_path, BPETokenizer().settings())
+
+
+def test_a_bug_in_the_module_of_a_tokenizer_keeps_its_traceback(tmp_path, monkeypatch):
+    (tmp_path / "my_broken_module.py").write_text("from datamodules import DataError\nDataError.nope\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(AttributeError, match="nope"):
+        load_tokenizer(tmp_path, {"class_path": "my_broken_module.Tokenizer"})

@@ -10,6 +10,7 @@ from typing import Any
 from datamodules import ByteTokenizer, PrepareSettings
 from datamodules.corpora import Corpus, Unit
 from datamodules.prepare import prepare
+from datamodules.storage import Rows
 
 WORDS = "loop depth width token row lane once again more less alpha beta".split()
 
@@ -59,3 +60,10 @@ def prepared(folder: Path, count: int = 200, **settings: Any) -> dict[str, Any]:
     """A small data set of bytes; returns its manifest."""
     recipe = PrepareSettings(**{"seq_len": 16, "val_fraction": 0.2, **settings})
     return prepare(ListCorpus(made_up_texts(count)), ByteTokenizer(), recipe, folder, progress=False)
+
+
+def iterate_rows(folder: Path, row_length: int, num_rows: int) -> Iterator[Any]:
+    """All rows of a split in stored order, each (T + 1,)."""
+    rows = Rows(folder, row_length, num_rows)
+    for row in range(num_rows):
+        yield rows[row]

@@ -1,5 +1,4 @@
-"""Tokenizers that come as a file: tokenizer.json, sentencepiece models, and both from the Hugging Face
-hub."""
+"""Tokenizers that come as a file: a tokenizer.json, at hand or on the Hugging Face hub, or a sentencepiece model."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from datamodules.errors import DataError
-from datamodules.tokenizers import Ids, JSONTokenizer, Tokenizer
+from datamodules.tokenizers import Ids, JSONTokenizer, Tokenizer, content_of, json_backend
 
 
 class FileTokenizer(JSONTokenizer):
@@ -19,29 +18,20 @@ class FileTokenizer(JSONTokenizer):
 
     Args:
         path: the file.
-        bos_token: the token to put before documents, as text. By default the first of the usual names that
-            the file has: <s>, <|bos|>, <bos>, <|begin_of_text|>, [BOS], <|endoftext|>, [CLS].
+        bos_token: the token to put before documents, as text. None: the first of the usual names that the
+            file has, out of <s>, <|bos|>, <bos>, <|begin_of_text|>, [BOS], <|endoftext|> and [CLS].
 
     Raises:
-        DataError: the file is missing or no tokenizer.json, or the BOS token is unknown (candidates are
-            listed).
+        DataError: the file is missing or not a tokenizer.json, or it has no such BOS token (the message names
+            its special tokens).
     """
 
     _USUAL = ("<s>", "<|bos|>", "<bos>", "<|begin_of_text|>", "[BOS]", "<|endoftext|>", "[CLS]")
 
     def __init__(self, path: str | os.PathLike[str], bos_token: str | None = None) -> None:
-        from tokenizers import Tokenizer as Backend
-
         self.path = Path(path)
-        if not self.path.is_file():
-            raise DataError(f"no tokenizer file at {self.path}: give the path of a tokenizer.json")
-        self._content = self.path.read_bytes()
-        try:
-            backend = Backend.from_str(self._content.decode())
-        except Exception as error:  # the library raises bare Exception for every malformed file
-            raise DataError(
-                f"{self.path} is not a tokenizer.json of the tokenizers library: {error}"
-            ) from error
+        self._content = content_of(self.path)
+        backend = json_backend(self.path, self._content)
         vocabulary = backend.get_vocab(with_added_tokens=True)
         candidates = [bos_token] if bos_token is not None else [t for t in self._USUAL if t in vocabulary]
         if not candidates or candidates[0] not in vocabulary:
@@ -76,7 +66,7 @@ class FileTokenizer(JSONTokenizer):
 
 
 class HubTokenizer(FileTokenizer):
-    """The tokenizer.json of a Hugging Face repository; fetched once, then taken from the hub's own cache.
+    """The tokenizer.json of a Hugging Face repository: fetched once, then read from the hub's own cache.
 
     Args:
         repository: such as `HuggingFaceTB/SmolLM2-135M`.
@@ -84,44 +74,42 @@ class HubTokenizer(FileTokenizer):
         bos_token: see FileTokenizer.
 
     Raises:
-        DataError: it cannot be fetched, or see FileTokenizer.
+        DataError: the file cannot be fetched, or see FileTokenizer.
     """
 
     def __init__(self, repository: str, revision: str | None = None, bos_token: str | None = None) -> None:
-        # Comes with the tokenizers library; imported here because it takes a while.
+        # Installed with the tokenizers library; imported here because that takes a while.
         from huggingface_hub import hf_hub_download
 
         try:
             path = hf_hub_download(repository, "tokenizer.json", revision=revision)
         except Exception as error:  # unknown names, missing rights, no network: many types
             raise DataError(
-                f"cannot fetch tokenizer.json of {repository!r}: {type(error).__name__}: {error}. Where "
-                "there is no network, give the file by FileTokenizer"
+                f"cannot fetch tokenizer.json of {repository!r}: {type(error).__name__}: {error}. Without a "
+                "network, give the file to FileTokenizer"
             ) from error
         super().__init__(path, bos_token)
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A sentencepiece .model, as Llama-2 has one (extra `data`).
+    """A sentencepiece .model, such as that of Llama 2 (extra `data`).
 
     Args:
         path: the file.
 
     Raises:
-        DataError: the file is missing or no model, it has no BOS piece, or sentencepiece is not installed.
+        DataError: the file is missing or not a model, has no BOS piece, or sentencepiece is not installed.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        if not self.path.is_file():
-            raise DataError(f"no tokenizer file at {self.path}: give the path of a sentencepiece .model")
-        self._content = self.path.read_bytes()
+        self._content = content_of(self.path, "sentencepiece .model")
         self._processor = self._open()
         self.vocab_size = self._processor.get_piece_size()
         self.bos_id = self._processor.bos_id()
         if self.bos_id < 0:
             raise DataError(
-                f"{self.path} was trained without a BOS piece, and documents are told apart by it"
+                f"{self.path} was trained without a BOS piece, which separates documents: give another model"
             )
 
     def _open(self) -> Any:
@@ -152,12 +140,9 @@ class SentencePieceTokenizer(Tokenizer):
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         threads = 1 if os.environ.get("TOKENIZERS_PARALLELISM") == "false" else -1
-        # User-defined and control symbols in a text are matched as text: sentencepiece never maps text to
-        # BOS.
-        return [
-            np.asarray(ids, dtype=np.int64)
-            for ids in self._processor.encode(list(texts), num_threads=threads)
-        ]
+        # No text gives BOS: sentencepiece reads control symbols in a text as plain text.
+        encoded = self._processor.encode(list(texts), num_threads=threads)
+        return [np.asarray(ids, dtype=np.int64) for ids in encoded]
 
     def decode(self, ids: Sequence[int]) -> str:
         parts: list[str] = []

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from datamodules import HuggingFaceDataset, JSONLines, ParquetFiles, records
+from datamodules import HuggingFaceDataset, JSONLines, ParquetFiles, tabular
 from datamodules.errors import DataError
 from tests.support.data_samples import made_up_texts
 
@@ -25,7 +25,7 @@ def lines_of(texts, key="text"):
 
 @pytest.mark.parametrize("unit_bytes", [50, 300, 1000, 10**9])
 def test_json_lines_are_the_same_however_the_file_is_cut(tmp_path, monkeypatch, unit_bytes):
-    monkeypatch.setattr(records, "_UNIT_BYTES", unit_bytes)
+    monkeypatch.setattr(tabular, "_UNIT_BYTES", unit_bytes)
     (tmp_path / "a.jsonl").write_bytes(lines_of(TEXTS))
     corpus = JSONLines([str(tmp_path)])
     assert (len(corpus.units()) > 1) == (unit_bytes < 10**9)
@@ -33,7 +33,7 @@ def test_json_lines_are_the_same_however_the_file_is_cut(tmp_path, monkeypatch, 
 
 
 def test_a_last_line_without_an_end_and_blank_lines(tmp_path, monkeypatch):
-    monkeypatch.setattr(records, "_UNIT_BYTES", 20)
+    monkeypatch.setattr(tabular, "_UNIT_BYTES", 20)
     (tmp_path / "a.jsonl").write_bytes(b'\n{"text": "one"}\n\n\r\n{"text": null}\n{"text": "three"}')
     assert all_documents(JSONLines([str(tmp_path)])) == ["one", "", "three"]
 
@@ -99,7 +99,7 @@ class TestParquet:
         pyarrow.parquet.write_table(arrow.table(columns), path, row_group_size=7)
 
     def test_rows_in_order_in_parts_of_row_groups(self, arrow, tmp_path, monkeypatch):
-        monkeypatch.setattr(records, "_UNIT_BYTES", 2000)
+        monkeypatch.setattr(tabular, "_UNIT_BYTES", 2000)
         self.write(arrow, tmp_path / "a.parquet", body=[*TEXTS, None], n=list(range(61)))
         corpus = ParquetFiles([str(tmp_path)], text_column="body")
         assert len(corpus.units()) > 2 and "groups 0-" in corpus.units()[0].name
@@ -148,7 +148,7 @@ class TestHuggingFace:
         return str(tmp_path / "set")
 
     def test_rows_in_order(self, folder, monkeypatch):
-        monkeypatch.setattr(records, "_UNIT_ROWS", 25)
+        monkeypatch.setattr(tabular, "_UNIT_ROWS", 25)
         corpus = HuggingFaceDataset(folder)
         assert [unit.name for unit in corpus.units()] == ["rows 0-24", "rows 25-49", "rows 50-59"]
         assert all_documents(corpus) == TEXTS

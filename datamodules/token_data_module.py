@@ -1,4 +1,4 @@
-"""TokenDataModule: prepared rows of tokens to batches, with a row order and a position of its own.
+"""TokenDataModule: batches from prepared rows of tokens, in an order of its own and from any position in it.
 
 Shapes: B rows per process and micro-batch, T tokens per row, W processes. Stored rows hold T + 1 tokens.
 """
@@ -16,14 +16,14 @@ from lightning import LightningDataModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 
-import datamodules.pretrained
-import datamodules.records  # noqa: F401  the command line lists the classes that are imported
+import datamodules.tabular
+import datamodules.tokenizer_files  # noqa: F401  the command line lists the classes that are imported
 from datamodules.corpora import Corpus, StdlibCorpus
 from datamodules.errors import DataError
 from datamodules.position import EndlessBatches, RowOrder, ShardedBatches
-from datamodules.prepared import CachedCorpus, GivenFolder, GivenURL, PreparedData
-from datamodules.recipe import default_cache_dir
-from datamodules.settings import PrepareSettings
+from datamodules.prepared import CachedCorpus, PreparedFolder
+from datamodules.recipe import PrepareSettings, default_cache_dir
+from datamodules.remote import PreparedURL
 from datamodules.storage import split_batch
 from datamodules.tokenizers import BPETokenizer, Tokenizer, load_tokenizer
 from datamodules.workers import leave_signals_to_parent
@@ -34,44 +34,43 @@ log = logging.getLogger(__name__)
 class TokenDataModule(LightningDataModule):
     """Rows of tokens from a corpus, prepared on first use and cached, or from a folder prepared beforehand.
 
-    Training batches are endless: int64 `(inputs, targets)`, each (B, T), in an order that depends on (seed,
-    epoch of the data) alone. The position in it is counted in rows over all processes and is saved with the
+    Training batches are endless: int64 `(inputs, targets)`, each (B, T), in an order that depends only on the
+    seed and the epoch of the data. The position in it counts rows over all processes and is saved with the
     checkpoint. Validation rows are shared out over the processes without padding or repetition.
 
+    With `data_dir`, the arguments `tokenizer`, `corpus`, `val_fraction`, `cut_documents`, `packing_buffer` and
+    `prepare_seed` are only compared with what is there; None accepts whatever is there.
+
     Args:
-        tokenizer: with `data_dir` only compared with what is there; otherwise defaults to `BPETokenizer()`.
-        corpus: with `data_dir` only compared; otherwise defaults to `StdlibCorpus()`.
+        tokenizer: what turns text into ids. None: `BPETokenizer()`.
+        corpus: where the documents come from. None: `StdlibCorpus()`.
         seq_len: T. Rows of T + 1 tokens give T inputs and T targets.
         batch_size: B, rows per process and micro-batch.
-        val_batch_size: rows per process and validation batch; defaults to `batch_size`.
-        vocab_size: the model's vocabulary where it must not depend on a tokenizer at hand (the paper's is
-            32001); a tokenizer that is larger is refused, a smaller one leaves ids unused. Defaults to the
-            tokenizer's.
-        val_rows: validation rows while training, or as many as exist.
-        final_val_rows: validation rows when `full_validation` is set and outside of `fit`, or as many as
-            exist.
-        val_fraction: expected share of documents held out, by their hash. None: 0.05, or whatever `data_dir`
-            has.
-        cut_documents: cut documents longer than a row into pieces first. None: True, or whatever `data_dir`
-            has.
-        packing_buffer: documents that wait at once in best-fit packing. None: 1000, or whatever `data_dir`
-            has.
-        prepare_seed: of the document shuffle before packing. None: 0, or whatever `data_dir` has.
-        seed: of the order in which rows are read.
+        val_batch_size: rows per process and validation batch. None: `batch_size`.
+        vocab_size: the model's vocabulary, where it must not depend on the tokenizer at hand (the paper's is
+            32001). A larger tokenizer is refused, a smaller one leaves ids unused. None: the tokenizer's.
+        val_rows: validation rows during `fit`; all there are, if there are fewer.
+        final_val_rows: validation rows outside of `fit`, and during it when `full_validation` is set; all there
+            are, if there are fewer.
+        val_fraction: expected share of documents held out, by their hash. None: 0.05.
+        cut_documents: cut documents longer than a row into pieces first. None: True.
+        packing_buffer: documents that wait at once in best-fit packing. None: 1000.
+        prepare_seed: seed of the document shuffle before packing. None: 0.
+        seed: seed of the order in which rows are read.
         num_workers: processes that read; the order does not depend on them.
-        cache_dir: where prepared data is kept; see `default_cache_dir`.
+        cache_dir: where prepared data is kept. None: see `default_cache_dir`.
         data_dir: a folder written by `python -m datamodules prepare`, or a URL of one (s3://, gs://, ...),
-            used as it is. Of a URL, chunks are fetched into `cache_dir` when they are first read.
+            used as it is. Chunks behind a URL are fetched into `cache_dir` when they are first read.
         progress: show progress bars while preparing.
 
     Attributes:
         full_validation: set it before the validation dataloader is built to use `final_val_rows` during
             `fit`.
-        manifest: after `setup`: the data's manifest (see manifest.py); `manifest_hash` names it.
+        manifest: after `setup`, the data's manifest (see manifest.py); `manifest_hash` names it.
 
     Raises:
-        DataError: a value out of range, or (from `prepare_data` and `setup`) data that is missing, damaged or
-            prepared with other settings.
+        DataError: a value is out of range; from `prepare_data` and `setup`, data is missing, damaged or prepared
+            with other settings.
     """
 
     def __init__(
@@ -95,19 +94,19 @@ class TokenDataModule(LightningDataModule):
         progress: bool = True,
     ) -> None:
         super().__init__()
-        sizes = {
-            "seq_len": seq_len,
-            "batch_size": batch_size,
-            "val_rows": val_rows,
-            "final_val_rows": final_val_rows,
+        at_least = {
+            "seq_len": (seq_len, 1),
+            "batch_size": (batch_size, 1),
+            "val_batch_size": (val_batch_size, 1),
+            "vocab_size": (vocab_size, 1),
+            "val_rows": (val_rows, 1),
+            "final_val_rows": (final_val_rows, 1),
+            "seed": (seed, 0),
+            "num_workers": (num_workers, 0),
         }
-        optional = {"val_batch_size": val_batch_size, "vocab_size": vocab_size}
-        for name, value in {**sizes, **{k: v for k, v in optional.items() if v is not None}}.items():
-            if value < 1:
-                raise DataError(f"{name} is {value}; it must be at least 1")
-        for name, value in {"seed": seed, "num_workers": num_workers}.items():
-            if value < 0:
-                raise DataError(f"{name} is {value}; it must not be negative")
+        for name, (value, least) in at_least.items():
+            if value is not None and value < least:
+                raise DataError(f"{name} is {value}; it must be at least {least}")
         self.seq_len = seq_len
         self.batch_size = batch_size
         self.val_batch_size = val_batch_size or batch_size
@@ -127,13 +126,13 @@ class TokenDataModule(LightningDataModule):
         settings = PrepareSettings(seq_len=seq_len, **given)  # type: ignore[arg-type]
         given["seq_len"] = seq_len
         cache = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
-        self._data: PreparedData
+        self._data: PreparedFolder
         if data_dir is None:
             self._data = CachedCorpus(corpus or StdlibCorpus(), tokenizer or BPETokenizer(), settings, cache)
         elif "://" in str(data_dir):
-            self._data = GivenURL(str(data_dir), cache, given, tokenizer, corpus)
+            self._data = PreparedURL(str(data_dir), cache, given, tokenizer, corpus)
         else:
-            self._data = GivenFolder(Path(data_dir).expanduser(), given, tokenizer, corpus)
+            self._data = PreparedFolder(Path(data_dir).expanduser(), given, tokenizer, corpus)
         self.vocab_size = vocab_size if vocab_size is not None else self._data.vocab_size
         self.manifest: dict[str, Any] = {}
         self._order: RowOrder | None = None
@@ -146,18 +145,22 @@ class TokenDataModule(LightningDataModule):
     # ---- data
 
     def prepare_data(self) -> None:
-        """Prepare the cache where that is not done yet; Lightning calls this on one process per machine."""
+        """Prepare the cache where that has not been done yet; Lightning calls this in one process per machine."""
         self._data.prepare(self.progress)
 
     def setup(self, stage: str | None = None) -> None:
-        """Open the data and check it against the settings; see the class for what is raised."""
+        """Open the data and check it against the settings.
+
+        Raises:
+            DataError: data is missing, damaged or prepared with other settings.
+        """
         if not self.manifest:
             self.manifest = self._data.open(self.vocab_size)
             train_chunks = self.manifest["splits"]["train"]["chunks"]
             self._order = RowOrder([chunk["rows"] for chunk in train_chunks], self.seed)
         if self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
-            # A new trainer starts anew, except from a position that was loaded for it by hand; the same one,
-            # fitted again, goes on where it stopped.
+            # A new trainer begins at the start, unless a position was loaded for it by hand. The same trainer,
+            # when it fits again, continues where it stopped.
             if self.trainer is not self._position_trainer and not self._loaded_by_hand:
                 self._start_row = self._start_batches = 0
             self._position_trainer = self.trainer
@@ -182,7 +185,7 @@ class TokenDataModule(LightningDataModule):
 
     @property
     def unique_tokens(self) -> int:
-        """Training targets in the data: rows x T, the tokens of one epoch."""
+        """Number of training targets in the data: rows · T, the tokens of one epoch."""
         return self._split("train")["rows"] * self.seq_len
 
     @property
@@ -207,25 +210,25 @@ class TokenDataModule(LightningDataModule):
         return self.trainer.world_size if self.trainer is not None else 1
 
     def _batches_processed(self) -> int:
-        """Micro-batches that the trainer has processed in its life, those before a resume included.
+        """Micro-batches that the trainer has processed so far, with those before a resume.
 
-        `processed` and not `completed`: Lightning saves checkpoints in the hook between the two, when the
-        batch has already been learnt from.
+        `processed` and not `completed`: Lightning saves checkpoints in the hook between the two, after the model
+        has learnt from the batch.
         """
         if self.trainer is None:
             return 0
-        # Declared as the base class of what it is.
+        # Lightning declares the base class of what is there.
         return self.trainer.fit_loop.epoch_loop.batch_progress.total.processed  # type: ignore[attr-defined]
 
     @property
     def rows_consumed(self) -> int:
-        """The global row counter: rows trained on by all processes so far, over all epochs of the data."""
-        # Lightning may build the dataloader before it restores its own counters: hence the lower bound.
+        """The global row counter: rows that all processes have trained on so far, over all epochs of the data."""
+        # Not below 0, since Lightning may build the dataloader before it restores its own counters.
         batches = max(self._batches_processed() - self._start_batches, 0)
         return self._start_row + batches * self.batch_size * self._world_size
 
     def epoch_of(self, row: int) -> int:
-        """How often the training data had been read through when the row counter stood at `row`."""
+        """How often the training data has been read through when the row counter is at `row`."""
         return row // self._split("train")["rows"]
 
     def state_dict(self) -> dict[str, Any]:
@@ -233,34 +236,35 @@ class TokenDataModule(LightningDataModule):
         return {
             "rows_consumed": self.rows_consumed,
             "batches_processed": self._batches_processed(),
+            **self._refers_to(),
+        }
+
+    def _refers_to(self) -> dict[str, Any]:
+        """What a position has a meaning for."""
+        return {
             "seed": self.seed,
             "manifest_hash": self.manifest_hash,
             "tokenizer_sha256": self.manifest["tokenizer"]["sha256"],
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up the position of a checkpoint; the batch size and the number of processes may differ.
+        """Continue from the position of a checkpoint; the batch size and the number of processes may differ.
 
         Raises:
-            DataError: the checkpoint was trained with another tokenizer, or (when training goes on) with
-                other data or another seed. Both values are named.
+            DataError: the checkpoint was trained with another tokenizer or, where training continues, with other
+                data or another seed. The message names both values.
         """
-        current = {
-            "tokenizer_sha256": self.manifest["tokenizer"]["sha256"],
-            "manifest_hash": self.manifest_hash,
-            "seed": self.seed,
-        }
         trainer = self.trainer
-        # To evaluate a checkpoint on other data is sound, to read it with another tokenizer is not.
+        # It is sound to evaluate a checkpoint on other data, but not with another tokenizer.
         evaluating = trainer is not None and trainer.state.fn not in (None, TrainerFn.FITTING)
-        for key, value in current.items():
+        for key, value in reversed(self._refers_to().items()):
             if state_dict[key] != value and not (evaluating and key != "tokenizer_sha256"):
                 raise DataError(
                     f"the checkpoint was trained with {key} {state_dict[key]}, the data at hand has "
                     f"{value}: give the run the data and seed it was started with"
                 )
         self._start_row = state_dict["rows_consumed"]
-        # Under a running trainer its counters go on from the checkpoint's; loaded by hand they start at 0.
+        # A running trainer's counters continue from the checkpoint's; those of a later trainer start at 0.
         restoring = trainer is not None and trainer.state.fn is not None
         self._start_batches = state_dict["batches_processed"] if restoring else 0
         self._loaded_by_hand = not restoring
@@ -270,7 +274,7 @@ class TokenDataModule(LightningDataModule):
     def _loader(self, split: str, batches: Iterable[list[int]]) -> DataLoader[Any]:
         self._split(split)
         rows = self._data.rows(self.manifest, split)
-        # A generator of its own: a DataLoader without one draws from the global state (F26).
+        # Without a generator, a DataLoader draws from the global random state and so changes what comes after.
         generator = torch.Generator().manual_seed(self.seed)
         return DataLoader(
             rows,  # type: ignore[arg-type]  # a map-style dataset by its methods
@@ -299,7 +303,7 @@ class TokenDataModule(LightningDataModule):
                 "needs at least one. Raise val_rows, or prepare data with a larger val_fraction"
             )
         if used < num_rows:
-            log.warning("%d validation rows asked, %d exist: using those", num_rows, available)
+            log.warning("%d validation rows were asked for, %d exist: using those", num_rows, available)
         return self._loader("val", ShardedBatches(used, self.val_batch_size, self._rank, self._world_size))
 
     def val_dataloader(self) -> DataLoader[Any]:
@@ -313,6 +317,4 @@ class TokenDataModule(LightningDataModule):
         """`final_val_rows` validation rows."""
         return self._validation_loader(self.final_val_rows)
 
-    def predict_dataloader(self) -> DataLoader[Any]:
-        """`final_val_rows` validation rows."""
-        return self._validation_loader(self.final_val_rows)
+    predict_dataloader = test_dataloader

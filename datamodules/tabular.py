@@ -1,10 +1,10 @@
-"""Corpora of many documents per file: JSON lines, parquet, Hugging Face datasets."""
+"""Corpora whose documents are one field of many records: JSON lines, parquet, Hugging Face datasets."""
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from datamodules.corpora import Corpus, FileCorpus, Unit, checked_paths
@@ -19,7 +19,7 @@ def _text_of(record: Any, key: str, where: str) -> str:
     """The text of one record; "" where it is null.
 
     Raises:
-        DataError: no such key (those that exist are named), or not a text.
+        DataError: the record has no such key (the message names those it has), or the value is not a text.
     """
     if not isinstance(record, dict):
         raise DataError(f"{where}: expected a JSON object, found {type(record).__name__}")
@@ -36,8 +36,8 @@ def _text_of(record: Any, key: str, where: str) -> str:
 class JSONLines(FileCorpus):
     """JSON lines, one object per line and one document per object; plain, .gz or .zst (extra `data`).
 
-    Plain files are cut into units of 32 MB at line ends. A compressed file is one unit, and its tokens are held
-    in memory by the worker that reads it: several files of some hundred MB are better than one of many GB.
+    Plain files are cut into units of 32 MB at line ends. A compressed file is one unit, and the worker that
+    reads it holds its tokens in memory: several files of some hundred MB are better than one of many GB.
 
     Args:
         paths: files, folders (all .jsonl, .ndjson and .json below, compressed or not), globs, or URLs of
@@ -45,11 +45,12 @@ class JSONLines(FileCorpus):
         text_key: the key that holds the text; null counts as an empty document.
 
     Raises:
-        DataError: on use, when a path matches nothing, or a line is no JSON object with a text at that key.
+        DataError: `paths` is empty or not a list; on use, a path matches nothing, a file cannot be read, or a
+            line is not a JSON object with a text at that key.
     """
 
     name = "jsonl"
-    _SUFFIXES = tuple(
+    SUFFIXES = tuple(
         kind + compression for kind in (".jsonl", ".ndjson", ".json") for compression in ("", ".gz", ".zst")
     )
 
@@ -61,7 +62,7 @@ class JSONLines(FileCorpus):
         return {"class_path": "datamodules.JSONLines", "paths": self.paths, "text_key": self.text_key}
 
     def files(self) -> list[SourceFile]:
-        return find(self.paths, self._SUFFIXES)
+        return find(self.paths, self.SUFFIXES)
 
     def units(self) -> list[Unit]:
         units = []
@@ -81,10 +82,10 @@ class JSONLines(FileCorpus):
         try:
             with open_decompressed(file.url) as stream:
                 if begin:
-                    # A line belongs to the part in which it begins; the one that is cut is the part before's.
+                    # A line belongs to the part in which it begins: skip what the part before reads to its end.
                     stream.seek(begin - 1)
                     stream.readline()
-                position = begin if not begin else stream.tell()
+                position = stream.tell() if begin else 0
                 number = 0
                 while end is None or position < end:
                     line = stream.readline()
@@ -93,22 +94,17 @@ class JSONLines(FileCorpus):
                     number += 1
                     where = f"{file.name}, line {number}" + (f" after byte {begin}" if begin else "")
                     position += len(line)
-                    if line.strip():
-                        yield _text_of(_parsed(line, where), self.text_key, where)
+                    if not line.strip():
+                        continue
+                    try:
+                        record = json.loads(line)
+                    except ValueError as error:
+                        raise DataError(
+                            f"{where}: not JSON ({error}); the line begins {line[:60]!r}"
+                        ) from error
+                    yield _text_of(record, self.text_key, where)
         except (OSError, EOFError, zlib.error) as error:
             raise DataError(f"cannot read {file.url}: {error}") from error
-        except Exception as error:
-            # zstandard has an error class of its own, which cannot be named where it is not installed.
-            if type(error).__name__ != "ZstdError":
-                raise
-            raise DataError(f"{file.url} is not zstandard data: {error}") from error
-
-
-def _parsed(line: bytes, where: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{where}: not JSON ({error}); the line begins {line[:60]!r}") from error
 
 
 class ParquetFiles(FileCorpus):
@@ -119,8 +115,8 @@ class ParquetFiles(FileCorpus):
         text_column: the column that holds the text; null counts as an empty document.
 
     Raises:
-        DataError: on use, when a path matches nothing, pyarrow is not installed, a file is not parquet, or
-            the column is missing (those that exist are named) or holds no texts.
+        DataError: `paths` is empty or not a list; on use, a path matches nothing, pyarrow is not installed, a
+            file is not parquet, or it has no such column (the message names those it has) or no texts in it.
     """
 
     name = "parquet"
@@ -145,11 +141,8 @@ class ParquetFiles(FileCorpus):
             with self._opened(file) as table:
                 sizes = [table.metadata.row_group(i).total_byte_size for i in range(table.num_row_groups)]
             for begin, end in _groups(sizes):
-                name = (
-                    file.name
-                    if (begin, end) == (0, len(sizes))
-                    else f"{file.name} (groups {begin}-{end - 1})"
-                )
+                whole = (begin, end) == (0, len(sizes))
+                name = file.name if whole else f"{file.name} (groups {begin}-{end - 1})"
                 units.append(Unit(name, (file, begin, end)))
         return units
 
@@ -159,7 +152,7 @@ class ParquetFiles(FileCorpus):
             for group in range(begin, end):
                 try:
                     column = table.read_row_group(group, columns=[self.text_column]).column(0)
-                except Exception as error:  # pyarrow raises many types for damaged content
+                except Exception as error:  # pyarrow raises many types where the content is damaged
                     raise DataError(f"cannot read row group {group} of {file.url}: {error}") from error
                 for text in column:
                     yield text.as_py() or ""
@@ -175,10 +168,7 @@ class ParquetFiles(FileCorpus):
         except pyarrow.ArrowException as error:
             raise DataError(f"{file.url} is not a parquet file: {error}") from error
         schema = table.schema_arrow
-        if self.text_column not in schema.names:
-            raise DataError(
-                f"{file.url} has no column {self.text_column!r}; it has {', '.join(schema.names)}"
-            )
+        _check_column(self.text_column, schema.names, file.url)
         kind = schema.field(self.text_column).type
         if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
             raise DataError(f"column {self.text_column!r} of {file.url} holds {kind}, not texts")
@@ -186,7 +176,7 @@ class ParquetFiles(FileCorpus):
 
 
 def _groups(sizes: list[int]) -> Iterator[tuple[int, int]]:
-    """Neighbouring row groups joined to parts of about _UNIT_BYTES: (first, last + 1)."""
+    """Join neighbouring row groups into parts of about _UNIT_BYTES: (first, last + 1)."""
     begin = filled = 0
     for i, size in enumerate(sizes):
         filled += size
@@ -200,8 +190,8 @@ def _groups(sizes: list[int]) -> Iterator[tuple[int, int]]:
 class HuggingFaceDataset(Corpus):
     """A dataset of the Hugging Face hub, or a local folder in its layout (extra `data`).
 
-    The `datasets` library downloads it whole into its own cache. For data that should not be copied first,
-    give `ParquetFiles` an hf:// URL.
+    The `datasets` library downloads the whole dataset into its own cache. To read data without a copy, give
+    `ParquetFiles` an hf:// URL.
 
     Args:
         path: name such as `HuggingFaceFW/fineweb-edu`, or a folder.
@@ -211,7 +201,7 @@ class HuggingFaceDataset(Corpus):
         revision: commit or tag; name a commit to get the same data next year.
 
     Raises:
-        DataError: on use, when it cannot be loaded or has no such column.
+        DataError: on use, the dataset cannot be loaded or has no such column.
     """
 
     name = "hf"
@@ -245,16 +235,13 @@ class HuggingFaceDataset(Corpus):
         }
 
     def stamp(self) -> str:
-        # Loading would be the only way to know more; a name without a revision is taken at its word.
+        # Only loading it would tell more: a name without a revision is taken to mean the same data always.
         return ""
 
     def units(self) -> list[Unit]:
         rows = len(self._dataset())
-        starts = range(0, rows, _UNIT_ROWS)
-        return [
-            Unit(f"rows {begin}-{min(begin + _UNIT_ROWS, rows) - 1}", (begin, min(begin + _UNIT_ROWS, rows)))
-            for begin in starts
-        ]
+        parts = [(begin, min(begin + _UNIT_ROWS, rows)) for begin in range(0, rows, _UNIT_ROWS)]
+        return [Unit(f"rows {begin}-{end - 1}", (begin, end)) for begin, end in parts]
 
     def documents(self, unit: Unit) -> Iterator[str]:
         begin, end = unit.content
@@ -272,13 +259,15 @@ class HuggingFaceDataset(Corpus):
             ) from error
         try:
             loaded = datasets.load_dataset(self.path, self.config, split=self.split, revision=self.revision)
-        except Exception as error:  # the library raises many types: unknown names, no network, bad layouts
+        except Exception as error:  # many types: unknown names, no network, bad layouts
             raise DataError(
                 f"cannot load the dataset {self.path!r}: {type(error).__name__}: {error}"
             ) from error
-        if self.text_column not in loaded.column_names:
-            raise DataError(
-                f"{self.path} has no column {self.text_column!r}; it has {', '.join(loaded.column_names)}"
-            )
+        _check_column(self.text_column, loaded.column_names, self.path)
         self._loaded = loaded
         return loaded
+
+
+def _check_column(column: str, names: Sequence[str], where: str) -> None:
+    if column not in names:
+        raise DataError(f"{where} has no column {column!r}; it has {', '.join(names)}")
