@@ -22,6 +22,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from looped_lm.common.errors import UserError
 from looped_lm.common.text import say
+from looped_lm.configuration import callback_settings
 from looped_lm.configuration.config_files import BASE, run_name
 from looped_lm.configuration.hints import hint, innermost
 from looped_lm.runs.checkpoint import look, newest_whole, verify
@@ -75,6 +76,11 @@ class Parser(LightningArgumentParser):
         message = innermost(message)
         sys.stderr.write(f"error: {message}\n{helpful}\n" if helpful else f"error: {message}\n")
         sys.exit(2)
+
+
+    def dump(self, cfg: Any, **kwargs: Any) -> str:
+        """What --print_config shows: the configuration that would run."""
+        return super().dump(callback_settings.settle(cfg.clone(), self), **kwargs)
 
     def instantiate_classes(self, cfg: Any, **kwargs: Any) -> Any:
         """Build what a configuration describes; what a constructor raises arrives as it was raised.
@@ -136,17 +142,23 @@ class LoopedCLI(LightningCLI):
             help="fit only. auto: go on from the newest whole checkpoint of the run, or start if there is none. "
             "A run's folder (runs/NAME/version_N): go on with that one.",
         )
+        parser.add_argument("--callbacks",
+            action=callback_settings.MergeSettings, type=callback_settings.settings, help=callback_settings.HELP,
+        )  # fmt: skip
         parser.link_arguments("data.vocab_size", "model.vocab_size", apply_on="instantiate")
         parser.link_arguments("data.seq_len", "model.seq_len", apply_on="instantiate")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         try:
             with tempfile.TemporaryDirectory() as folder:
-                self.config = parser.parse_args(self._with_run_of_checkpoint(self.arguments, folder))
+                args = self._with_run_of_checkpoint(self.arguments, folder)
+                self.config = parser.parse_args(callback_settings.written_as_mapping(args))
         except SystemExit as stop:
             if not stop.code and {"-h", "--help"} & set(self.arguments):
                 self._help_on_data(parser)
             raise
+        name = self.config.get("subcommand")
+        callback_settings.settle(self.config if name is None else self.config[name], parser)
 
     def _help_on_data(self, parser: LightningArgumentParser) -> None:
         """The keys of the data module in base.yaml; a parser alone documents the name of its class and no more."""
