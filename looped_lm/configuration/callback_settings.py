@@ -94,14 +94,16 @@ def settle(config: Namespace, parser: Any) -> Namespace:
             changes = _mapping(f"callbacks.{name}", changes)
             kept = entry.get("init_args") or Namespace()
             entry.init_args = _checked(name, entry.class_path, {**kept.as_dict(), **changes}, parser)
-    base = yaml.safe_load(BASE.read_text(encoding="utf-8"))["trainer"]["callbacks"]
-    defaults = [callback["class_path"] for callback in base]
+    base = yaml.safe_load(BASE.read_text(encoding="utf-8"))["trainer"]
+    defaults = [callback["class_path"] for callback in base["callbacks"]]
     trainer.callbacks = [
         e for e in entries if e.class_path not in defaults or not _in_the_way(e.class_path, trainer)
     ]
     if trainer.barebones:
-        trainer.logger = False
-        trainer.log_every_n_steps = None
+        if getattr(trainer.logger, "class_path", None) == base["logger"]["class_path"]:
+            trainer.logger = False
+        if trainer.log_every_n_steps == base["log_every_n_steps"]:
+            trainer.log_every_n_steps = None
     return config
 
 

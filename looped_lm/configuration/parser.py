@@ -207,8 +207,10 @@ class LoopedCLI(LightningCLI):
             # Lightning says what is wrong in terms of its own code, and not what to do.
             twice = re.search(r"more than one stateful callback of type `(\w+)`", str(error))
             if twice:
+                name = twice.group(1)
                 raise UserError(
-                    f"trainer.callbacks names {twice.group(1)} twice with the same settings: leave one out."
+                    f"trainer.callbacks names {name} twice: leave one out. --callbacks.{name}.SETTING changes the one "
+                    "that is there."
                 ) from error
             if re.search(r"supported (gpu|cuda|tpu|mps) backend|accelerator", str(error), re.IGNORECASE):
                 raise UserError(
@@ -231,6 +233,8 @@ class LoopedCLI(LightningCLI):
         config = self.config_init["fit"]
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
+        if not self.trainer.checkpoint_callbacks:  # type: ignore[attr-defined]
+            say(self.trainer, "Without checkpoints this run leaves no run record either: fits do not see it.")
         run = RunFolder(self.trainer, self.config.fit.run_name, config.resume, config.ckpt_path)
         run.report(config.resume, self.model.provenance["config"])
         if config.resume and run.checkpoint is not None:
