@@ -87,7 +87,7 @@ def full_disk(world: World, kib: int = 64) -> None:
 
 CASES = [
     # ---- configuration
-    Case("no such config", "fit --config r4x.yaml", "Did you mean r4.yaml"),
+    Case("no such config", "fit --config r4x.yaml", "Did you mean 'r4.yaml'"),
     Case("empty config", "fit --config own.yaml", "own.yaml is empty", lambda w: w.write("own.yaml", "")),
     Case("config is no YAML", "fit --config own.yaml", "is not YAML", lambda w: w.write("own.yaml", "a: [")),
     Case(

@@ -173,7 +173,7 @@ def start(given: argparse.Namespace, names: Sequence[str], selection: Selection)
 
 def run(given: argparse.Namespace, selection: Selection, results: Results) -> None:
     """Measure everything, row by row into the results."""
-    from looped_lm.configuration.parser import quiet
+    from looped_lm.configuration.command_line import quiet
     from looped_lm.evaluation.measuring import place, trained_precision, trainer_on
     from looped_lm.evaluation.scoring import Encoder, Scorer
     from looped_lm.sharing.export import sha256

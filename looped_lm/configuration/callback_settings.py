@@ -71,7 +71,7 @@ def written_as_mapping(args: list[str]) -> list[str]:
 
 
 def settle(config: Namespace, parser: Any) -> Namespace:
-    """The configuration with `callbacks` brought into `trainer.callbacks`, and without what the Trainer must do without.
+    """The configuration with `callbacks` brought into `trainer.callbacks`, less those that its Trainer switches off.
 
     Args:
         config: of one command; changed in place.

@@ -6,12 +6,14 @@ Nothing heavy is imported before a command needs it.
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import re
 import select
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -160,3 +162,17 @@ def _reader_has_left() -> bool:
     except (OSError, ValueError):
         return False
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in there.poll(0))
+
+
+def quiet() -> None:
+    """Leave out what is no message to a user of this command line."""
+    warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
+    # LoopedLM logs sums over all processes.
+    warnings.filterwarnings("ignore", message=r"It is recommended to use `self\.log\(.*sync_dist=True")
+    warnings.filterwarnings("ignore", message=r".*The dirpath has changed from.*")
+    # Each run has a folder of its own, or goes on in its own one, with the rows that are there.
+    warnings.filterwarnings("ignore", message=r"Experiment logs directory .* exists and is not empty")
+    warnings.filterwarnings("ignore", message=r".*Checkpoint directory .* exists and is not empty.*")
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
+        lambda r: "litlogger" not in r.getMessage()
+    )

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import sys
 import tempfile
-import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import lightning as L
 import torch
@@ -23,8 +21,9 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from looped_lm.common.errors import UserError
 from looped_lm.common.text import say
 from looped_lm.configuration import callback_settings
+from looped_lm.configuration.argument_parser import Parser
+from looped_lm.configuration.command_line import quiet
 from looped_lm.configuration.config_files import BASE, run_name
-from looped_lm.configuration.hints import hint, innermost
 from looped_lm.runs.checkpoint import look, newest_whole, verify
 from looped_lm.runs.folder import AUTO, RunFolder
 from looped_lm.training.lightning_module import LoopedLM
@@ -66,42 +65,6 @@ class RunConfig(SaveConfigCallback):
         elif folder is not None and trainer.is_global_zero and not self.already_saved:
             self.parser.save(self.config, folder / self.config_filename, skip_none=False)
             self.already_saved = True
-
-
-class Parser(LightningArgumentParser):
-    """A parser that answers a mistyped key or class with what exists."""
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        helpful = hint(message, getattr(ex, "subcommand_parser", None) or self)
-        message = innermost(message)
-        sys.stderr.write(f"error: {message}\n{helpful}\n" if helpful else f"error: {message}\n")
-        sys.exit(2)
-
-
-    def dump(self, cfg: Any, **kwargs: Any) -> str:
-        """What --print_config shows: the configuration that would run."""
-        return super().dump(callback_settings.settle(cfg.clone(), self), **kwargs)
-
-    def instantiate_classes(self, cfg: Any, **kwargs: Any) -> Any:
-        """Build what a configuration describes; what a constructor raises arrives as it was raised.
-
-        The values have been checked, so an exception is the constructor's: an argument that it refuses, or a bug, which
-        must keep its type and its line. The parser alone would take it for a value of a wrong type.
-        """
-        raised: list[Exception] = []
-
-        def build(component: type, *args: Any, **settings: Any) -> Any:
-            try:
-                return component(*args, **settings)
-            except Exception as error:
-                raised.append(error)
-                raise
-
-        try:
-            return self.instantiate(cfg, instantiators=[(build, object, True)], **kwargs)
-        except Exception as error:
-            cause = raised[-1] if raised else error
-        raise cause
 
 
 class LoopedCLI(LightningCLI):
@@ -333,20 +296,6 @@ def option(args: list[str], flag: str) -> str | None:
 
 def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
-
-
-def quiet() -> None:
-    """Leave out what is no message to a user of this command line."""
-    warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
-    # LoopedLM logs sums over all processes.
-    warnings.filterwarnings("ignore", message=r"It is recommended to use `self\.log\(.*sync_dist=True")
-    warnings.filterwarnings("ignore", message=r".*The dirpath has changed from.*")
-    # Each run has a folder of its own, or goes on in its own one, with the rows that are there.
-    warnings.filterwarnings("ignore", message=r"Experiment logs directory .* exists and is not empty")
-    warnings.filterwarnings("ignore", message=r".*Checkpoint directory .* exists and is not empty.*")
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
-        lambda r: "litlogger" not in r.getMessage()
-    )
 
 
 def main() -> None:

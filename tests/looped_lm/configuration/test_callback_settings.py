@@ -1,4 +1,4 @@
-"""The key `callbacks`: one setting of one callback, from files, the command line, sweeps and a run's own configuration."""
+"""The key `callbacks`: one setting of one callback, from files, the command line and a run's own configuration."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def callbacks(run_cli: Any, *options: str) -> dict[str, dict[str, Any]]:
 
 def test_one_setting_changes_and_the_rest_stays(run_cli: Any) -> None:
     before = callbacks(run_cli)
-    after = callbacks(run_cli, "--callbacks.Checkpoints.every_n_steps", "50", "--callbacks.Checkpoints.keep=3")
+    after = callbacks(
+        run_cli, "--callbacks.Checkpoints.every_n_steps", "50", "--callbacks.Checkpoints.keep=3"
+    )
     assert after["Checkpoints"] == {**before["Checkpoints"], "every_n_steps": 50, "keep": 3}
     assert list(after) == list(before)
     assert {k: v for k, v in after.items() if k != "Checkpoints"} == {
@@ -64,7 +66,10 @@ def test_a_callback_that_was_appended_has_its_settings_changed_too(run_cli: Any,
 @pytest.mark.parametrize(
     "options, says",
     [
-        (["--callbacks.Checkpoint.keep=3"], "trainer.callbacks has no Checkpoint. Did you mean 'Checkpoints'?"),
+        (
+            ["--callbacks.Checkpoint.keep=3"],
+            "trainer.callbacks has no Checkpoint. Did you mean 'Checkpoints'?",
+        ),
         (["--callbacks.Checkpoints.kep=3"], "Did you mean 'callbacks.Checkpoints.keep'?"),
         (["--callbacks.Checkpoints.keep=many"], "Got value: many"),
         (["--callbacks.Checkpoints=3"], "callbacks.Checkpoints is 3; callbacks maps names of classes"),
@@ -86,7 +91,13 @@ def test_what_is_unknown_or_unclear_is_refused_with_what_exists(
 
 
 def test_settings_of_a_callback_added_on_the_command_line_follow_it() -> None:
-    words = ["--trainer.callbacks+=mine.Own", "--trainer.callbacks.every=3", "--callbacks.A.b=x", "--callbacks.C", "null"]
+    words = [
+        "--trainer.callbacks+=mine.Own",
+        "--trainer.callbacks.every=3",
+        "--callbacks.A.b=x",
+        "--callbacks.C",
+        "null",
+    ]
     assert written_as_mapping(words) == [
         *words[:2], '--callbacks={"A": {"b": "x"}}', '--callbacks={"C": null}'
     ]  # fmt: skip
@@ -96,7 +107,9 @@ def test_a_run_keeps_the_settings_and_goes_on_with_its_own_configuration(
     run_cli: Any, in_folder: Path, tiny_data_dir: Path
 ) -> None:
     options = [*tiny_options(tiny_data_dir), "--run_name=own"]
-    status, out = run_cli("fit", *options, "--callbacks.Checkpoints.every_n_steps=1", "--callbacks.Samples=null")
+    status, out = run_cli(
+        "fit", *options, "--callbacks.Checkpoints.every_n_steps=1", "--callbacks.Samples=null"
+    )
     assert status == 0, out
     folder = in_folder / "runs/own/version_0"
     saved = yaml.safe_load((folder / "config.yaml").read_text())
@@ -106,7 +119,9 @@ def test_a_run_keeps_the_settings_and_goes_on_with_its_own_configuration(
         assert "callbacks" not in config
         kept = {c["class_path"]: c.get("init_args", {}) for c in config["trainer"]["callbacks"]}
         assert kept["callbacks.Checkpoints"]["every_n_steps"] == 1 and "callbacks.Samples" not in kept
-    status, out = run_cli("fit", "--config", str(folder / "config.yaml"), "--resume", str(folder), "--model.horizon.steps=5")
+    status, out = run_cli(
+        "fit", "--config", str(folder / "config.yaml"), "--resume", str(folder), "--model.horizon.steps=5"
+    )
     assert status == 0, out
     again = yaml.safe_load((folder / "config_resumed_1.yaml").read_text())
     assert again["trainer"]["callbacks"] == saved["trainer"]["callbacks"]
@@ -145,7 +160,9 @@ def test_what_is_switched_off_takes_its_default_callback_along(
     assert ("it/s" in out) == ("StepProgressBar" not in gone)
 
 
-def test_barebones_runs_without_any_default_callback(run_cli: Any, in_folder: Path, tiny_data_dir: Path) -> None:
+def test_barebones_runs_without_any_default_callback(
+    run_cli: Any, in_folder: Path, tiny_data_dir: Path
+) -> None:
     assert callbacks(run_cli, "--trainer.barebones=true") == {}
     status, out = run_cli("fit", *tiny_options(tiny_data_dir), "--trainer.barebones=true")
     assert status == 0, out
@@ -155,6 +172,9 @@ def test_barebones_runs_without_any_default_callback(run_cli: Any, in_folder: Pa
 def test_a_progress_bar_of_ones_own_is_left_to_lightning(
     run_cli: Any, in_folder: Path, tiny_data_dir: Path
 ) -> None:
-    bar = ["--callbacks.StepProgressBar=null", "--trainer.callbacks+=lightning.pytorch.callbacks.TQDMProgressBar"]
+    bar = [
+        "--callbacks.StepProgressBar=null",
+        "--trainer.callbacks+=lightning.pytorch.callbacks.TQDMProgressBar",
+    ]
     status, out = run_cli("fit", *tiny_options(tiny_data_dir), *bar, "--trainer.enable_progress_bar=false")
     assert status == 1 and "enable_progress_bar=False" in out and "Traceback" not in out
