@@ -6,20 +6,17 @@ Nothing heavy is imported before a command needs it.
 from __future__ import annotations
 
 import importlib.util
-import logging
 import os
 import re
 import select
 import signal
 import sys
-import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
 from looped_lm.common.errors import UserError
-from looped_lm.runs.preemption import Preempted, report, stopped_before_training
 
 #: Commands of LightningCLI, whose options are the keys of the configuration.
 LIGHTNING = ("fit", "validate", "test", "predict")
@@ -52,7 +49,7 @@ def run_as_command_line(command: Sequence[str]) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except BaseException:
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())
         return 1
 
 
@@ -89,6 +86,8 @@ def exit_status(name: str, run: Callable[[], int | None]) -> int:
         SystemExit: as the command raised it, where it brings a status of its own.
         Exception: a fault in code, ours or a component's, which keeps its traceback.
     """
+    from looped_lm.runs.preemption import Preempted, report, stopped_before_training
+
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
     try:
         with stopped_before_training() if name == "fit" else nullcontext():
@@ -166,6 +165,8 @@ def _reader_has_left() -> bool:
 
 def quiet() -> None:
     """Leave out what is no message to a user of this command line."""
+    import logging
+
     warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
     # LoopedLM logs sums over all processes.
     warnings.filterwarnings("ignore", message=r"It is recommended to use `self\.log\(.*sync_dist=True")

@@ -196,7 +196,7 @@ class LoopedCLI(LightningCLI):
         config = self.config_init["fit"]
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        if not self.trainer.checkpoint_callbacks:  # type: ignore[attr-defined]
+        if not self.trainer.checkpoint_callbacks:
             say(self.trainer, "Without checkpoints this run leaves no run record either: fits do not see it.")
         run = RunFolder(self.trainer, self.config.fit.run_name, config.resume, config.ckpt_path)
         run.report(config.resume, self.model.provenance["config"])

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 import looped_lm
 from looped_lm.cli import COMMANDS, cli
@@ -176,8 +177,6 @@ def test_a_run_without_logger_can_be_repeated(run_cli: Any, in_folder: Path, tin
 
 
 def test_sigterm_is_no_success(run_cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lightning.pytorch.utilities.exceptions import SIGTERMException
-
     def stopped() -> None:
         raise SIGTERMException
 
