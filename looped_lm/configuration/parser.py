@@ -54,6 +54,15 @@ class RunConfig(SaveConfigCallback):
             )
         if not trainer.loggers:
             return
+        try:
+            self._save(trainer, pl_module, stage)
+        except OSError as error:
+            raise UserError(
+                f"The configuration of this run cannot be saved: {error}. Make room, or name another folder by "
+                "trainer.logger.save_dir."
+            ) from error
+
+    def _save(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         files = isinstance(trainer.loggers[0], TensorBoardLogger | CSVLogger)
         folder = Path(str(trainer.log_dir)) if files else self.folder
         name, parts = Path(self.config_filename), 0
