@@ -110,7 +110,10 @@ def main(args: Sequence[str]) -> int:
             if whole and not results.finished:
                 out = out.with_name(f"{out.name}.partial")
             print(f"\n{results.table()}\n")
-            write_text_atomically(out, results.to_json())
+            try:
+                write_text_atomically(out, results.to_json())
+            except OSError as error:
+                raise UserError(f"{out} cannot be written: {error}") from error
             print(f"results  {out}")
     return 0 if results.complete else INCOMPLETE
 

@@ -16,18 +16,11 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from looped_lm.common.errors import UserError
+from looped_lm.common.errors import UserError, for_users
 
 #: Commands of LightningCLI, whose options are the keys of the configuration.
 LIGHTNING = ("fit", "validate", "test", "predict")
 SIBLINGS = ("callbacks", "datamodules", "configs", "fitting")
-#: Errors that a user can mend, with those derived from them. The siblings' are known by name, so that none is imported.
-_FOR_USERS = {
-    "looped_lm.common.errors.UserError",
-    "datamodules.errors.DataError",
-    "fitting.errors.FitError",
-    "fitting.records.RecordError",
-}
 
 
 def run_as_command_line(command: Sequence[str]) -> int:
@@ -124,11 +117,6 @@ def exit_status(name: str, run: Callable[[], int | None]) -> int:
 def _interrupted() -> int:
     print("error: interrupted.", file=sys.stderr)
     return 128 + signal.SIGINT
-
-
-def for_users(error: BaseException) -> bool:
-    """Whether a user can mend this, so that its message is enough."""
-    return any(f"{c.__module__}.{c.__qualname__}" in _FOR_USERS for c in type(error).__mro__)
 
 
 def message_of(error: BaseException) -> str:
