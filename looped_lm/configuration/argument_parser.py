@@ -34,9 +34,18 @@ class Parser(LightningArgumentParser):
         sys.stderr.write(f"error: {message}\n{helpful}\n" if helpful else f"error: {message}\n")
         sys.exit(2)
 
+    def parse_args(self, args: Any = None, *rest: Any, **kwargs: Any) -> Any:
+        words = callback_settings.written_as_mapping(list(sys.argv[1:] if args is None else args))
+        return super().parse_args(words, *rest, **kwargs)
+
     def dump(self, cfg: Any, **kwargs: Any) -> str:
-        """What --print_config shows: the configuration that would run."""
-        return super().dump(callback_settings.settle(cfg.clone(), self), **kwargs)
+        """What --print_config shows: the configuration that would run.
+
+        Where the callbacks are not parsed (null), as for the identity of a sweep's run, their settings stay beside them.
+        """
+        trainer = cfg.get("trainer")
+        listed = trainer is not None and trainer.callbacks is not None
+        return super().dump(callback_settings.settle(cfg.clone(), self) if listed else cfg, **kwargs)
 
     def instantiate_classes(self, cfg: Any, **kwargs: Any) -> Any:
         """Build what a configuration describes.

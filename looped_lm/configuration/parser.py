@@ -123,8 +123,7 @@ class LoopedCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         try:
             with tempfile.TemporaryDirectory() as folder:
-                args = self._with_run_of_checkpoint(self.arguments, folder)
-                self.config = parser.parse_args(callback_settings.written_as_mapping(args))
+                self.config = parser.parse_args(self._with_run_of_checkpoint(self.arguments, folder))
         except SystemExit as stop:
             if not stop.code and {"-h", "--help"} & set(self.arguments):
                 self._help_on_data(parser)

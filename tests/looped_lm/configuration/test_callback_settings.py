@@ -138,7 +138,7 @@ def test_a_plan_and_a_sweep_take_the_key(run_cli: Any, in_folder: Path, tiny_dat
         "keys:\n  callbacks.Samples: null\n"
     )
     status, out = run_cli("sweep", "plan", "sweep.yaml")
-    assert status == 0, out
+    assert status == 0 and "2 runs" in out, out
 
 
 @pytest.mark.parametrize(
