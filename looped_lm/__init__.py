@@ -6,7 +6,6 @@ The names below load on first use, so that importing the package (and `--help`) 
 from __future__ import annotations
 
 import importlib
-import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
@@ -63,8 +62,10 @@ _MOVED = {
 }
 
 
-class _EarlierNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class _EarlierNames:
     """Finds modules under the names of before: users' files and YAML say `looped_lm.injection.LinearInjection`.
+
+    A finder and loader by its methods alone: their base classes in importlib.abc double the time of `--help`.
 
     A name of before gives the very module of today, so that its classes are the same ones.
     """
@@ -76,7 +77,8 @@ class _EarlierNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         room = _MOVED.get(rest.partition(".")[0]) if package == __name__ else None
         if room is None:
             return None
-        return importlib.util.spec_from_loader(fullname, self, origin=f"{__name__}.{room}.{rest}")
+        origin = f"{__name__}.{room}.{rest}"
+        return importlib.util.spec_from_loader(fullname, self, origin=origin)  # type: ignore[arg-type]
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         assert spec.origin is not None

@@ -87,7 +87,7 @@ def full_disk(world: World, kib: int = 64) -> None:
 
 CASES = [
     # ---- configuration
-    Case("no such config", "fit --config r4x.yaml", "Did you mean r4.yaml"),
+    Case("no such config", "fit --config r4x.yaml", "Did you mean 'r4.yaml'"),
     Case("empty config", "fit --config own.yaml", "own.yaml is empty", lambda w: w.write("own.yaml", "")),
     Case("config is no YAML", "fit --config own.yaml", "is not YAML", lambda w: w.write("own.yaml", "a: [")),
     Case(
@@ -173,6 +173,8 @@ CASES = [
     fit("a folder with results", "--trainer.logger.version=0", "not overwritten"),
     fit("a full disk", "--trainer.logger.save_dir=disk", "No space left on device", full_disk),
     Case("validate onto a full disk", "validate --ckpt_path=CKPT --trainer.logger.save_dir=disk", "No space", lambda w: full_disk(w, 4)),
+    Case("export onto a full disk", "export --ckpt CKPT --out disk/new", "disk/new cannot be written", full_disk),
+    Case("prompts from no file", "generate --ckpt CKPT --prompt-file none.txt", "none.txt"),
     # ---- preparation
     prepare("no such source", "--source nowhere --tokenizer bytes --out new", "no file at 'nowhere'"),
     prepare("empty folder", "--source void --tokenizer bytes --out new", "no file", lambda w: (w.folder / "void").mkdir()),

@@ -66,6 +66,8 @@ def read_prompts(given: Sequence[str], file: Path | None) -> list[str]:
     try:
         text = "" if file is None else file.read_text(encoding="utf-8").removesuffix("\n")
         "".join(given).encode()
+    except OSError as error:
+        raise UserError(f"--prompt-file cannot be read: {error}") from error
     except UnicodeError as error:
         where = file if isinstance(error, UnicodeDecodeError) else "--prompt"
         raise UserError(f"{where} is not UTF-8 text ({error}).") from error

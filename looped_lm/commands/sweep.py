@@ -148,7 +148,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _planned(planner: Planner, runs: list[Run]) -> list[PlannedRun]:
-    from looped_lm.configuration.parser import quiet
+    from looped_lm.configuration.command_line import quiet
 
     quiet()
     planned, told = [], sys.stderr.isatty() and len(runs) > 20

@@ -1,4 +1,4 @@
-"""The error for what a user can mend."""
+"""Errors that a user can mend, ours and those of the packages beside this one."""
 
 from __future__ import annotations
 
@@ -9,3 +9,17 @@ class UserError(ValueError):
     The command line shows its message alone. Every other exception is a fault in code, ours or a component's, and keeps
     its traceback. Components of your own may raise it, too, for arguments that cannot be right.
     """
+
+
+#: With those derived from them. The siblings' are known by name: this package imports neither datamodules nor fitting.
+_FOR_USERS = {
+    f"{UserError.__module__}.{UserError.__qualname__}",
+    "datamodules.errors.DataError",
+    "fitting.errors.FitError",
+    "fitting.records.RecordError",
+}
+
+
+def for_users(error: BaseException) -> bool:
+    """Whether a user can mend this, so that its message is enough."""
+    return any(f"{c.__module__}.{c.__qualname__}" in _FOR_USERS for c in type(error).__mro__)

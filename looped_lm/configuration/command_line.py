@@ -11,24 +11,16 @@ import re
 import select
 import signal
 import sys
-import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from looped_lm.common.errors import UserError
-from looped_lm.runs.preemption import Preempted, report, stopped_before_training
+from looped_lm.common.errors import UserError, for_users
 
 #: Commands of LightningCLI, whose options are the keys of the configuration.
 LIGHTNING = ("fit", "validate", "test", "predict")
 SIBLINGS = ("callbacks", "datamodules", "configs", "fitting")
-#: Errors that a user can mend, with those derived from them. The siblings' are known by name, so that none is imported.
-_FOR_USERS = {
-    "looped_lm.common.errors.UserError",
-    "datamodules.errors.DataError",
-    "fitting.errors.FitError",
-    "fitting.records.RecordError",
-}
 
 
 def run_as_command_line(command: Sequence[str]) -> int:
@@ -50,7 +42,7 @@ def run_as_command_line(command: Sequence[str]) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except BaseException:
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())
         return 1
 
 
@@ -87,6 +79,8 @@ def exit_status(name: str, run: Callable[[], int | None]) -> int:
         SystemExit: as the command raised it, where it brings a status of its own.
         Exception: a fault in code, ours or a component's, which keeps its traceback.
     """
+    from looped_lm.runs.preemption import Preempted, report, stopped_before_training
+
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
     try:
         with stopped_before_training() if name == "fit" else nullcontext():
@@ -125,11 +119,6 @@ def _interrupted() -> int:
     return 128 + signal.SIGINT
 
 
-def for_users(error: BaseException) -> bool:
-    """Whether a user can mend this, so that its message is enough."""
-    return any(f"{c.__module__}.{c.__qualname__}" in _FOR_USERS for c in type(error).__mro__)
-
-
 def message_of(error: BaseException) -> str:
     """The message of an error without what torch wraps around that of a reading process."""
     worker = re.match(r"Caught (\w+) in DataLoader worker process", str(error))
@@ -160,3 +149,19 @@ def _reader_has_left() -> bool:
     except (OSError, ValueError):
         return False
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in there.poll(0))
+
+
+def quiet() -> None:
+    """Leave out what is no message to a user of this command line."""
+    import logging
+
+    warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
+    # LoopedLM logs sums over all processes.
+    warnings.filterwarnings("ignore", message=r"It is recommended to use `self\.log\(.*sync_dist=True")
+    warnings.filterwarnings("ignore", message=r".*The dirpath has changed from.*")
+    # Each run has a folder of its own, or goes on in its own one, with the rows that are there.
+    warnings.filterwarnings("ignore", message=r"Experiment logs directory .* exists and is not empty")
+    warnings.filterwarnings("ignore", message=r".*Checkpoint directory .* exists and is not empty.*")
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
+        lambda r: "litlogger" not in r.getMessage()
+    )

@@ -6,13 +6,13 @@ the command line, so that every other file and option changes a complete configu
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
 
 from looped_lm.common.errors import UserError
+from looped_lm.common.text import did_you_mean
 
 SHIPPED = Path(__file__).resolve().parents[2] / "configs"
 BASE = SHIPPED / "base.yaml"
@@ -35,11 +35,9 @@ def resolve_config(name: str) -> str:
     if path.name == name and (SHIPPED / name).is_file():
         return str(SHIPPED / name)
     shipped = sorted(p.name for p in SHIPPED.glob("*.yaml"))
-    close = difflib.get_close_matches(name, shipped, n=1)
     raise UserError(
-        f"Config {name!r} is neither a file here ({Path.cwd()}) nor a shipped config."
-        + (f" Did you mean {close[0]}?" if close else "")
-        + f" Shipped: {', '.join(shipped)}."
+        f"Config {name!r} is neither a file here ({Path.cwd()}) nor a shipped config.{did_you_mean(name, shipped)} "
+        f"Shipped: {', '.join(shipped)}."
     )
 
 

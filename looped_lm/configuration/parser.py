@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import sys
 import tempfile
-import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import lightning as L
 import torch
@@ -22,8 +20,10 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from looped_lm.common.errors import UserError
 from looped_lm.common.text import say
+from looped_lm.configuration import callback_settings
+from looped_lm.configuration.argument_parser import Parser
+from looped_lm.configuration.command_line import quiet
 from looped_lm.configuration.config_files import BASE, run_name
-from looped_lm.configuration.hints import hint, innermost
 from looped_lm.runs.checkpoint import look, newest_whole, verify
 from looped_lm.runs.folder import AUTO, RunFolder
 from looped_lm.training.lightning_module import LoopedLM
@@ -54,6 +54,15 @@ class RunConfig(SaveConfigCallback):
             )
         if not trainer.loggers:
             return
+        try:
+            self._save(trainer, pl_module, stage)
+        except OSError as error:
+            raise UserError(
+                f"The configuration of this run cannot be saved: {error}. Make room, or name another folder by "
+                "trainer.logger.save_dir."
+            ) from error
+
+    def _save(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         files = isinstance(trainer.loggers[0], TensorBoardLogger | CSVLogger)
         folder = Path(str(trainer.log_dir)) if files else self.folder
         name, parts = Path(self.config_filename), 0
@@ -65,37 +74,6 @@ class RunConfig(SaveConfigCallback):
         elif folder is not None and trainer.is_global_zero and not self.already_saved:
             self.parser.save(self.config, folder / self.config_filename, skip_none=False)
             self.already_saved = True
-
-
-class Parser(LightningArgumentParser):
-    """A parser that answers a mistyped key or class with what exists."""
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        helpful = hint(message, getattr(ex, "subcommand_parser", None) or self)
-        message = innermost(message)
-        sys.stderr.write(f"error: {message}\n{helpful}\n" if helpful else f"error: {message}\n")
-        sys.exit(2)
-
-    def instantiate_classes(self, cfg: Any, **kwargs: Any) -> Any:
-        """Build what a configuration describes; what a constructor raises arrives as it was raised.
-
-        The values have been checked, so an exception is the constructor's: an argument that it refuses, or a bug, which
-        must keep its type and its line. The parser alone would take it for a value of a wrong type.
-        """
-        raised: list[Exception] = []
-
-        def build(component: type, *args: Any, **settings: Any) -> Any:
-            try:
-                return component(*args, **settings)
-            except Exception as error:
-                raised.append(error)
-                raise
-
-        try:
-            return self.instantiate(cfg, instantiators=[(build, object, True)], **kwargs)
-        except Exception as error:
-            cause = raised[-1] if raised else error
-        raise cause
 
 
 class LoopedCLI(LightningCLI):
@@ -136,6 +114,9 @@ class LoopedCLI(LightningCLI):
             help="fit only. auto: go on from the newest whole checkpoint of the run, or start if there is none. "
             "A run's folder (runs/NAME/version_N): go on with that one.",
         )
+        parser.add_argument("--callbacks",
+            action=callback_settings.MergeSettings, type=callback_settings.settings, help=callback_settings.HELP,
+        )  # fmt: skip
         parser.link_arguments("data.vocab_size", "model.vocab_size", apply_on="instantiate")
         parser.link_arguments("data.seq_len", "model.seq_len", apply_on="instantiate")
 
@@ -147,6 +128,8 @@ class LoopedCLI(LightningCLI):
             if not stop.code and {"-h", "--help"} & set(self.arguments):
                 self._help_on_data(parser)
             raise
+        name = self.config.get("subcommand")
+        callback_settings.settle(self.config if name is None else self.config[name], parser)
 
     def _help_on_data(self, parser: LightningArgumentParser) -> None:
         """The keys of the data module in base.yaml; a parser alone documents the name of its class and no more."""
@@ -195,8 +178,10 @@ class LoopedCLI(LightningCLI):
             # Lightning says what is wrong in terms of its own code, and not what to do.
             twice = re.search(r"more than one stateful callback of type `(\w+)`", str(error))
             if twice:
+                name = twice.group(1)
                 raise UserError(
-                    f"trainer.callbacks names {twice.group(1)} twice with the same settings: leave one out."
+                    f"trainer.callbacks names {name} twice: leave one out. --callbacks.{name}.SETTING changes the one "
+                    "that is there."
                 ) from error
             if re.search(r"supported (gpu|cuda|tpu|mps) backend|accelerator", str(error), re.IGNORECASE):
                 raise UserError(
@@ -219,6 +204,8 @@ class LoopedCLI(LightningCLI):
         config = self.config_init["fit"]
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
+        if not self.trainer.checkpoint_callbacks:
+            say(self.trainer, "Without checkpoints this run leaves no run record either: fits do not see it.")
         run = RunFolder(self.trainer, self.config.fit.run_name, config.resume, config.ckpt_path)
         run.report(config.resume, self.model.provenance["config"])
         if config.resume and run.checkpoint is not None:
@@ -317,20 +304,6 @@ def option(args: list[str], flag: str) -> str | None:
 
 def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
-
-
-def quiet() -> None:
-    """Leave out what is no message to a user of this command line."""
-    warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
-    # LoopedLM logs sums over all processes.
-    warnings.filterwarnings("ignore", message=r"It is recommended to use `self\.log\(.*sync_dist=True")
-    warnings.filterwarnings("ignore", message=r".*The dirpath has changed from.*")
-    # Each run has a folder of its own, or goes on in its own one, with the rows that are there.
-    warnings.filterwarnings("ignore", message=r"Experiment logs directory .* exists and is not empty")
-    warnings.filterwarnings("ignore", message=r".*Checkpoint directory .* exists and is not empty.*")
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
-        lambda r: "litlogger" not in r.getMessage()
-    )
 
 
 def main() -> None:

@@ -235,12 +235,12 @@ class LoopedTransformer(Component, nn.Module):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, **overrides: Any) -> LoopedTransformer:
-        """The model in a folder of `python -m looped_lm export`; see `looped_lm.sharing.export.load_pretrained`.
+        """The model in a folder of `python -m looped_lm export`; see `looped_lm.sharing.load.load_pretrained`.
 
         Raises:
             UserError: no such folder, unknown components, or weights of another architecture.
         """
-        from looped_lm.sharing.export import load_pretrained
+        from looped_lm.sharing.load import load_pretrained
 
         return load_pretrained(folder, **overrides)
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import yaml
 
-from looped_lm.common.errors import UserError
-from looped_lm.loop.component import as_instance, import_class
+from looped_lm.common.errors import UserError, for_users
+from looped_lm.loop.component import Component, Spec, as_instance, import_class
 from looped_lm.model.transformer import LoopedTransformer
-from looped_lm.runs.checkpoint import look, verify
-from looped_lm.sharing.export import load_pretrained, read_config, sha256
+from looped_lm.runs.checkpoint import compare_tensors, look, verify
+from looped_lm.seams import SEAMS, before
+from looped_lm.sharing.export import CONFIG, FORMAT, VERSION, WEIGHTS, sha256
 
 if TYPE_CHECKING:
     from lightning import LightningDataModule
@@ -84,6 +88,97 @@ def load_lm(path: str | Path) -> LoopedLM:
         raise UserError(f"{path} cannot be loaded into a LoopedLM: {error}.") from error
 
 
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """config.json of a folder that `save_pretrained` wrote.
+
+    Raises:
+        UserError: no such folder, or of another format or version.
+    """
+    path = Path(folder) / CONFIG
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{folder} is no exported model: its {CONFIG} cannot be read ({error}). `python -m looped_lm export` "
+            "writes such folders."
+        ) from error
+    if not isinstance(config, dict) or config.get("format") != FORMAT:
+        raise UserError(f"{path} does not describe a model of looped_lm: its format is not {FORMAT!r}.")
+    if config.get("format_version") != VERSION:
+        raise UserError(
+            f"{path} has format version {config.get('format_version')!r}; this version of looped_lm reads {VERSION}."
+        )
+    return config
+
+
+def load_pretrained(folder: str | Path, **overrides: Any) -> LoopedTransformer:
+    """The model in a folder that `save_pretrained` wrote, on the CPU, with the dtypes it was saved with.
+
+    Args:
+        folder: the folder.
+        overrides: arguments of LoopedTransformer that change nothing in the weights (recompute, bptt, ...).
+
+    Raises:
+        UserError: no such folder, arguments or components that are not known here, or weights of another architecture.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    arguments = {**_architecture(Path(folder)), **overrides}
+    path = Path(folder) / WEIGHTS
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path} cannot be read: {error}. Copy or export the folder again.") from error
+    model = LoopedTransformer(**arguments)
+    compare_tensors(
+        tensors,
+        model.state_dict(),
+        f"{CONFIG} and {WEIGHTS} of {folder} do not belong together; export the model again.",
+    )
+    model.load_state_dict(tensors, assign=True)
+    return model
+
+
+def _architecture(folder: Path) -> dict[str, Any]:
+    stored = read_config(folder).get("architecture")
+    known = set(inspect.signature(LoopedTransformer).parameters)
+    given = set(stored) if isinstance(stored, dict) else set()
+    later = {key: spec for key, spec in before().items() if key in known}
+    if not isinstance(stored, dict) or not known - set(later) <= given <= known:
+        raise UserError(
+            f"{folder / CONFIG}: the architecture has unknown keys {sorted(given - known)} and lacks "
+            f"{sorted(known - set(later) - given)}. Read it with the version of looped_lm that wrote it."
+        )
+    stored = {**later, **stored}
+    for key, seam in SEAMS.items():
+        if key in stored:
+            refuse_foreign(stored[key], seam.base, f"{folder / CONFIG}: {key}")
+    return stored
+
+
+def refuse_foreign(spec: Spec | Any, base: type, where: str) -> None:
+    """Refuse a class path that names no component: a shared file must not make us call just anything.
+
+    Raises:
+        UserError: naming the class path.
+    """
+    path = spec.get("class_path") if isinstance(spec, Mapping) else None
+    found = import_class(path) if isinstance(path, str) else None
+    if not (inspect.isclass(found) and issubclass(found, base)):
+        raise UserError(f"{where} is {path!r}, which is no {base.__name__}.")
+    for value in _nested(spec.get("init_args") or {}):
+        refuse_foreign(value, Component, f"{where}, an argument of {path},")
+
+
+def _nested(value: Any) -> list[Mapping[str, Any]]:
+    if isinstance(value, Mapping):
+        if "class_path" in value:
+            return [value]
+        return [spec for v in value.values() for spec in _nested(v)]
+    return [spec for v in value for spec in _nested(v)] if isinstance(value, list) else []
+
+
 def load_data(path: str | Path, given: str | None = None) -> LightningDataModule:
     """The data module that a model was trained with, set up for validation.
 
@@ -102,15 +197,6 @@ def load_data(path: str | Path, given: str | None = None) -> LightningDataModule
     return _data(path, given, "validate", way_out)
 
 
-def names_data(path: str | Path) -> bool:
-    """Whether a checkpoint says what data it was trained on; exported folders and converted checkpoints do not.
-
-    Raises:
-        UserError: the file cannot be read, or is no checkpoint.
-    """
-    return bool(_named_data(path).get("class_path"))
-
-
 def recorded_config(path: str | Path) -> dict[str, Any]:
     """The configuration of the run that wrote a checkpoint; empty for exported folders and where nothing says it.
 
@@ -120,21 +206,36 @@ def recorded_config(path: str | Path) -> dict[str, Any]:
     return {} if Path(path).is_dir() else look(path).record.get("config") or {}
 
 
-def _named_data(path: str | Path) -> Any:
-    return recorded_config(path).get("data") or {}
+def names_data(path: str | Path) -> bool:
+    """Whether a checkpoint says what data it was trained on; exported folders and converted checkpoints do not.
+
+    Raises:
+        UserError: the file cannot be read, or is no checkpoint.
+    """
+    return bool((recorded_config(path).get("data") or {}).get("class_path"))
 
 
 def _data(path: str | Path, given: str | None, stage: str, way_out: str) -> LightningDataModule:
     if given is None and not names_data(path):
         raise UserError(f"{path} does not say what data it was trained on. {way_out}")
-    spec = _named_data(path) if given is None else _spec(given)
-    try:
-        data = as_instance(spec)
+    with _at_hand(f"The data of {path}", way_out):
+        data: LightningDataModule = as_instance(
+            recorded_config(path)["data"] if given is None else _spec(given)
+        )
         data.prepare_data()
         data.setup(stage)
-    except (TypeError, ValueError, OSError) as error:
-        raise UserError(f"The data of {path} is not at hand ({error}). {way_out}") from error
     return data
+
+
+@contextmanager
+def _at_hand(what: str, way_out: str) -> Iterator[None]:
+    """Tell what cannot be had, why, and what to do; a fault in code stays one."""
+    try:
+        yield
+    except Exception as error:
+        if not for_users(error):
+            raise
+        raise UserError(f"{what} is not at hand ({error}). {way_out}") from error
 
 
 def _spec(given: str) -> Any:
@@ -183,10 +284,8 @@ def load_tokenizer(path: str | Path, given: str | None = None, data: str | None 
     module = _data(path, None if path.is_file() and names_data(path) else data, "predict", way_out)
     if not hasattr(module, "load_tokenizer"):
         raise UserError(f"{path} was trained on {type(module).__name__}, which knows no tokenizer. {way_out}")
-    try:
+    with _at_hand(f"The tokenizer of {path}", way_out):
         return module.load_tokenizer()
-    except (ValueError, OSError) as error:
-        raise UserError(f"The tokenizer of {path} is not at hand ({error}). {way_out}") from error
 
 
 def _exported_tokenizer(folder: Path, settings: Any, way_out: str) -> TextTokenizer:

@@ -104,7 +104,7 @@ def test_evaluate_a_checkpoint_and_its_export(run_cli: Any, in_folder: Path, tin
     half = {**json.loads(other.read_text()), "finished": False, "complete": False}
     other.write_text(json.dumps(half))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("looped_lm.commands.evaluate.tasks", _interrupt)
+        patch.setattr("looped_lm.evaluation.session.Evaluation._tasks", _interrupt)
         both = ["--tasks", "recurrences", "probes", *more[2:]]
         assert run_cli("evaluate", "--ckpt", "shared", "--device", "cpu", *both)[0] == 130
         assert json.loads(other.read_text())["validation_loss"] and not Path("other.json.partial").exists()

@@ -22,8 +22,8 @@ from looped_lm import (
     TruncatedBPTT,
 )
 from looped_lm.common.errors import UserError
-from looped_lm.sharing.export import load_pretrained, save_pretrained
-from looped_lm.sharing.load import load_tokenizer
+from looped_lm.sharing.export import save_pretrained
+from looped_lm.sharing.load import load_pretrained, load_tokenizer
 from tests.support.tiny import perturb, tiny_model, tokens
 
 MODELS: dict[str, dict[str, Any]] = {

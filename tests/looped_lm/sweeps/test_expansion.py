@@ -200,7 +200,7 @@ def test_axes_that_depend_on_others_and_rules(tmp_path: Path) -> None:
         ("grid: {model.size: [1], model.size: [2]}", ["'model.size' stands twice"]),
         ("grid: {model.size: [1, 1]}", ["model.size has the value 1 twice"]),
         ("grid: {model.size: []}", ["empty list"]),
-        ("grid: {config: r9.yaml}", ["r9.yaml", "Did you mean r"]),
+        ("grid: {config: r9.yaml}", ["r9.yaml", "Did you mean 'r"]),
         (
             "grid: {config: [r1.yaml, r4.yaml], model.size: {by: config, r1.yaml: 1}}",
             ["no values for config = r4.yaml"],
