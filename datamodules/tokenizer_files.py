@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from datamodules.errors import DataError
-from datamodules.tokenizers import Ids, JSONTokenizer, Tokenizer, content_of, json_backend
+from datamodules.files import read_bytes
+from datamodules.tokenizers import Ids, JSONTokenizer, Tokenizer, json_backend
 
 
 class FileTokenizer(JSONTokenizer):
@@ -30,7 +31,7 @@ class FileTokenizer(JSONTokenizer):
 
     def __init__(self, path: str | os.PathLike[str], bos_token: str | None = None) -> None:
         self.path = Path(path)
-        self._content = content_of(self.path)
+        self._content = _content_of(self.path)
         backend = json_backend(self.path, self._content)
         vocabulary = backend.get_vocab(with_added_tokens=True)
         candidates = [bos_token] if bos_token is not None else [t for t in self._USUAL if t in vocabulary]
@@ -103,7 +104,7 @@ class SentencePieceTokenizer(Tokenizer):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._content = content_of(self.path, "sentencepiece .model")
+        self._content = _content_of(self.path, "sentencepiece .model")
         self._processor = self._open()
         self.vocab_size = self._processor.get_piece_size()
         self.bos_id = self._processor.bos_id()
@@ -161,3 +162,9 @@ class SentencePieceTokenizer(Tokenizer):
     @classmethod
     def load(cls, folder: Path, settings: dict[str, Any]) -> Tokenizer:
         return cls(folder / "tokenizer.model")
+
+
+def _content_of(path: Path, kind: str = "tokenizer.json") -> bytes:
+    if not path.is_file():
+        raise DataError(f"no tokenizer file at {path}: give the path of a {kind}")
+    return read_bytes(str(path))

@@ -194,19 +194,8 @@ class BPETokenizer(JSONTokenizer):
     def load(cls, folder: Path, settings: dict[str, Any]) -> Tokenizer:
         tokenizer = cls(settings["vocab_size"], settings["train_characters"])
         path = folder / "tokenizer.json"
-        tokenizer.adopt(json_backend(path, content_of(path)))
+        tokenizer.adopt(json_backend(path, read_bytes(str(path))))
         return tokenizer
-
-
-def content_of(path: Path, kind: str = "tokenizer.json") -> bytes:
-    """The content of a tokenizer's file; `kind` says in messages what it should be.
-
-    Raises:
-        DataError: there is no such file, or it cannot be read.
-    """
-    if not path.is_file():
-        raise DataError(f"no tokenizer file at {path}: give the path of a {kind}")
-    return read_bytes(str(path))
 
 
 def json_backend(path: Path, content: bytes) -> Backend:
