@@ -306,10 +306,12 @@ def _imports(name: str) -> bool:
 
 def wrong_classes(page: Page) -> list[str]:
     """Names of classes, and of their attributes, in inline code that nobody defines."""
-    places: list[Any] = [builtins, *map(importlib.import_module, PACKAGES)]
-    places += [
-        importlib.import_module(name) for name in ("lightning", "lightning.pytorch.loggers", "torch.optim")
+    modules = [
+        *PACKAGES,
+        *(f"{package}.errors" for package in ("looped_lm.common", "datamodules", "fitting")),
     ]
+    modules += ["lightning", "lightning.pytorch.loggers", "torch.optim"]
+    places: list[Any] = [builtins, *map(importlib.import_module, modules)]
     own = "\n".join(code_blocks(page.text, "python") + [p.read_text() for p in page.path.parent.glob("*.py")])
     found = []
     for name in [code for code in page.code() if re.fullmatch(r"[A-Z][a-z]+[A-Z]\w*(\.\w+)*", code)]:
