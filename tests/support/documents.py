@@ -96,9 +96,8 @@ class Page:
 # ---- Parsers --------------------------------------------------------------------------------------------------------
 
 
-@cache
-def run_parser() -> Any:
-    """The parser of fit, validate, test, predict and plan, which builds nothing."""
+def parse_run(command: str, words: list[str]) -> Any:
+    """The parsed command line of fit, validate, test, predict or plan; nothing is built. `plan` has the keys of fit."""
     from looped_lm.configuration.parser import LoopedCLI
 
     class Parsed(LoopedCLI):
@@ -112,22 +111,18 @@ def run_parser() -> Any:
 
         def _run_subcommand(self, subcommand: str) -> None: ...
 
-    given, sys.argv = sys.argv, ["looped_lm", "fit", *resolve_arguments(["--config", "r4.yaml"])]
+    command = "fit" if command == "plan" else command
+    given, sys.argv = sys.argv, ["looped_lm", command, *resolve_arguments(words)]
     try:
-        return Parsed().parser
+        return Parsed()
     finally:
         sys.argv = given
-
-
-def parse_run(command: str, words: list[str]) -> Any:
-    """Parse options of fit, validate, test, predict or plan, which has the keys of fit."""
-    return run_parser().parse_args(["fit" if command == "plan" else command, *resolve_arguments(words)])
 
 
 @cache
 def run_keys() -> frozenset[str]:
     """Every key of a run's configuration, as the command line writes it."""
-    given = parse_run("fit", ["--config", "r4.yaml"]).fit
+    given = parse_run("fit", ["--config", "r4.yaml"]).config.fit
     leaves = [key.replace(".init_args", "").split(".") for key in given.keys()]  # noqa: SIM118
     return frozenset(".".join(key[:n]) for key in leaves for n in range(1, len(key) + 1))
 
@@ -152,7 +147,8 @@ def option_names() -> frozenset[str]:
                 for inner in action.choices.values():
                     yield from options(inner)
 
-    return frozenset(name for parser in [*other_parsers().values(), run_parser()] for name in options(parser))
+    parsers = [*other_parsers().values(), parse_run("fit", ["--config", "r4.yaml"]).parser]
+    return frozenset(name for parser in parsers for name in options(parser))
 
 
 def parse(words: list[str]) -> str | None:
