@@ -202,10 +202,16 @@ def wrong_commands(page: Page) -> list[str]:
     found = []
     for words in page.commands():
         if "-m" in words and words[0] in ("python", "python3", "torchrun"):
-            message = parse(words[words.index("-m") + 1 :])
+            message = _parsed(page.path, tuple(words[words.index("-m") + 1 :]))
             if message:
                 found.append(f"{shlex.join(words)}: {message}")
     return found
+
+
+@cache
+def _parsed(path: Path, words: tuple[str, ...]) -> str | None:
+    """The answer of `parse`: once for all versions of a page, which is wherever the same files are saved."""
+    return parse(list(words))
 
 
 def wrong_options(page: Page) -> list[str]:
