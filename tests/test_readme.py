@@ -20,7 +20,8 @@ from looped_lm.sweeps.expansion import expand
 from looped_lm.sweeps.files import load
 from tests.fitting.test_records import record_fields
 from tests.support.cli_options import tiny_options
-from tests.support.documents import CHECKS, ROOT, Page, code_blocks
+from tests.support.document_checks import CHECKS
+from tests.support.documents import ROOT, Page, code_blocks
 
 README = Page.at("README.md")
 #: Pages on a task each, which may use what the README says to save.
