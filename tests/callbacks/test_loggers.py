@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-import looped_lm
 from tests.support.cli_options import tiny_options
+from tests.support.documents import Page, code_blocks
 
 CURVES = {"train/loss", "val/loss", "lr/matrix", "grad/norm", "update/norm_lanes", "cost/flops"}
 CURVES |= {"speed/tokens_per_second", "loop/state_norm_3", "loop/grad_share_3", "by_cost/train_loss"}
@@ -67,8 +66,7 @@ def test_wandb_offline_by_yaml_alone(
         return log(self, data, *args, **kwargs)
 
     monkeypatch.setattr(wandb.sdk.wandb_run.Run, "log", spy)
-    readme = (Path(looped_lm.__file__).parent.parent / "README.md").read_text()
-    (sample,) = re.findall(r"```yaml\n([^`]*WandbLogger[^`]*)```", readme)
+    (sample,) = [b for b in code_blocks(Page.at("docs/tensorboard.md").text, "yaml") if "WandbLogger" in b]
     offline = yaml.safe_load(sample)["trainer"]
     for version in range(2):
         fit(run_cli, tiny_data_dir, offline)

@@ -17,8 +17,8 @@ from looped_lm.configuration.config_files import SHIPPED
 from looped_lm.training.trainer_settings import processes_of_torchrun
 from tests.support.cli_options import tiny_options
 from tests.support.ddp_worker import ARCHITECTURES, ROWS, SEQ_LEN, STEPS, STOP, half_way, shipped, train
+from tests.support.documents import Page
 from tests.support.tiny import tokens
-from tests.test_readme import commands
 
 ROOT = Path(looped_lm.__file__).parent.parent
 
@@ -133,8 +133,9 @@ def test_every_parameter_of_a_shipped_config_gets_a_gradient(config: str) -> Non
 
 @pytest.mark.slow
 def test_torchrun_alone_says_how_many_processes(run_cli: Any, in_folder: Path, tiny_data_dir: Path) -> None:
-    """The README's command: the same run as one process's, in one folder, with every file written once."""
-    ((*launcher, fit, flag, config, rows, four),) = [words for words in commands() if words[0] == "torchrun"]
+    """The page's command: the same run as one process's, in one folder, with every file written once."""
+    commands = Page.at("docs/devices-and-speed.md").commands()
+    ((*launcher, fit, flag, config, rows, four),) = [words for words in commands if words[0] == "torchrun"]
     assert (fit, flag, rows, four) == ("fit", "--config", "--data.batch_size", "4") and launcher[-2:] == [
         "-m",
         "looped_lm",
