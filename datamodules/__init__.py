@@ -11,7 +11,6 @@ litdata.
 from __future__ import annotations
 
 import importlib
-import importlib.abc
 import importlib.machinery
 import sys
 from typing import Any
@@ -46,11 +45,14 @@ _RENAMED = {
 }
 
 
-class _EarlierNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports the module of today under its earlier name, so that both names hold the same classes."""
+class _EarlierNames:
+    """Finder and loader that give the module of today under its earlier name, so that both hold the same classes."""
 
     def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
-        return importlib.machinery.ModuleSpec(name, self) if name in _RENAMED else None
+        return importlib.machinery.ModuleSpec(name, self) if name in _RENAMED else None  # type: ignore[arg-type]
+
+    def create_module(self, spec: Any) -> None:
+        """None: the import system makes a module, which is thrown away."""
 
     def exec_module(self, module: Any) -> None:
         # The import system hands out whatever it finds here afterwards.

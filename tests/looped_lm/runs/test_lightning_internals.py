@@ -30,7 +30,7 @@ ROOT = Path(looped_lm.__file__).parent.parent
 OF_THE_COMMAND_LINE = {"_parse_ckpt_path", "_set_seed"}
 LOOPS = {"fit_loop", "epoch_loop", "val_loop", "optim_progress", "batch_progress", "scheduler_progress"}
 #: Data modules import nothing of ours; this one asks how many batches were processed.
-MAY_ASK_LOOPS = {"datamodules/tokens.py"}
+MAY_ASK_LOOPS = {"datamodules/token_data_module.py"}
 
 
 class AtStep(L.Callback):
