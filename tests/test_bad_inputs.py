@@ -173,7 +173,7 @@ CASES = [
     fit("a folder with results", "--trainer.logger.version=0", "not overwritten"),
     fit("a full disk", "--trainer.logger.save_dir=disk", "No space left on device", full_disk),
     Case("validate onto a full disk", "validate --ckpt_path=CKPT --trainer.logger.save_dir=disk", "No space", lambda w: full_disk(w, 4)),
-    Case("export onto a full disk", "export --ckpt CKPT --out disk/new", "disk/new cannot be written", full_disk),
+    Case("export onto a full disk", "export --ckpt CKPT --out disk/new", "disk/new could not be written", full_disk),
     Case("prompts from no file", "generate --ckpt CKPT --prompt-file none.txt", "none.txt"),
     # ---- preparation
     prepare("no such source", "--source nowhere --tokenizer bytes --out new", "no file at 'nowhere'"),

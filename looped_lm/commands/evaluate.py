@@ -71,6 +71,7 @@ def main(args: Sequence[str]) -> int:
     """Run the command; its exit status."""
     given = parser().parse_args(args)
     from fitting.records import write_text_atomically
+    from looped_lm.common.writing import failing_with
     from looped_lm.configuration.command_line import quiet
     from looped_lm.evaluation.results import parsed
     from looped_lm.evaluation.session import Evaluation
@@ -110,10 +111,10 @@ def main(args: Sequence[str]) -> int:
             if whole and not results.finished:
                 out = out.with_name(f"{out.name}.partial")
             print(f"\n{results.table()}\n")
-            try:
+            with failing_with(
+                "The table above is all there is: make room, or name another file by --out.", out
+            ):
                 write_text_atomically(out, results.to_json())
-            except OSError as error:
-                raise UserError(f"{out} cannot be written: {error}") from error
             print(f"results  {out}")
     return 0 if results.complete else INCOMPLETE
 

@@ -6,8 +6,6 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from looped_lm.common.errors import UserError
-
 
 def parser() -> argparse.ArgumentParser:
     """The options."""
@@ -30,18 +28,13 @@ def parser() -> argparse.ArgumentParser:
 def main(args: Sequence[str]) -> None:
     """Run the command."""
     given = parser().parse_args(args)
-    from safetensors import SafetensorError
-
+    from looped_lm.common.writing import failing_with
     from looped_lm.sharing.export import save_pretrained
     from looped_lm.sharing.load import load_model, load_tokenizer
 
     model = load_model(given.ckpt)
     tokenizer = None if given.no_tokenizer else load_tokenizer(given.ckpt, given.tokenizer)
-    try:
+    with failing_with("Make room, or name another folder.", given.out):
         folder = save_pretrained(model, given.out, tokenizer)
-    except (OSError, SafetensorError) as error:
-        raise UserError(
-            f"{given.out} cannot be written: {error}. Make room, or name another folder."
-        ) from error
     size = sum(file.stat().st_size for file in folder.iterdir())
     print(f"{folder}: {sum(p.numel() for p in model.parameters()):,} parameters, {size / 2**20:.1f} MiB")

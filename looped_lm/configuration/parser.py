@@ -20,6 +20,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from looped_lm.common.errors import UserError
 from looped_lm.common.text import say
+from looped_lm.common.writing import failing_with
 from looped_lm.configuration import callback_settings
 from looped_lm.configuration.argument_parser import Parser
 from looped_lm.configuration.command_line import quiet
@@ -54,13 +55,10 @@ class RunConfig(SaveConfigCallback):
             )
         if not trainer.loggers:
             return
-        try:
+        with failing_with(
+            "Make room, or name another folder by trainer.logger.save_dir.", self.config_filename
+        ):
             self._save(trainer, pl_module, stage)
-        except OSError as error:
-            raise UserError(
-                f"The configuration of this run cannot be saved: {error}. Make room, or name another folder by "
-                "trainer.logger.save_dir."
-            ) from error
 
     def _save(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         files = isinstance(trainer.loggers[0], TensorBoardLogger | CSVLogger)

@@ -34,7 +34,9 @@ def save_pretrained(model: LoopedTransformer, folder: str | Path, tokenizer: Any
 
     Raises:
         UserError: there is something at `folder`.
+        OSError: the folder cannot be written.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     folder = Path(folder)
@@ -54,5 +56,9 @@ def save_pretrained(model: LoopedTransformer, folder: str | Path, tokenizer: Any
             (aside / name).write_bytes(content)
         # safetensors writes a tensor's storage as it is in memory.
         tensors = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
-        save_file(tensors, aside / WEIGHTS, metadata={"format": "pt"})
+        try:
+            save_file(tensors, aside / WEIGHTS, metadata={"format": "pt"})
+        except SafetensorError as error:
+            # The system's reason is in its text alone.
+            raise OSError(str(error)) from error
     return folder

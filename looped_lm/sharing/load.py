@@ -297,7 +297,9 @@ def _exported_tokenizer(folder: Path, settings: Any, way_out: str) -> TextTokeni
         raise UserError(f"{folder}: the tokenizer is {name!r}, which is no class of tokenizers. {way_out}")
     try:
         tokenizer: TextTokenizer = found.load(folder, settings)  # type: ignore[attr-defined]
-    except Exception as error:  # The tokenizers library raises a bare Exception for a file that is not there.
+    except Exception as error:
+        if not for_users(error):
+            raise
         raise UserError(f"The tokenizer of {folder} cannot be loaded ({error}). {way_out}") from error
     stored, here = settings.get("sha256"), sha256(tokenizer)
     if stored not in (None, here):
