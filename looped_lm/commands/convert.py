@@ -131,14 +131,14 @@ def model_keys(lm: LoopedLM) -> dict[str, Any]:
 
 def converted_record(lm: LoopedLM, step: int, source: str) -> RunRecord:
     """The record of a converted run: what it is and how long it trained. The files hold no loss."""
-    import looped_lm
+    from looped_lm import __version__
     from looped_lm.training.description import run_record
 
     tokens = step * lm.batch_tokens
     return run_record(
         lm,
         seed=0,
-        code_version=f"{looped_lm.__version__}, converted from the reference code",
+        code_version=f"{__version__}, converted from the reference code",
         status="stopped",
         stop_reason=f"converted from {source}, which holds no validation loss and no seed",
         data_manifest_hash=None,
