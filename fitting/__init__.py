@@ -1,8 +1,7 @@
 """Scaling laws of looped language models, fitted from run records: numpy and scipy only, never torch.
 
-`load_runs`, `fit`, `bootstrap`, `compare` and the laws are here by name, loaded on first use, so that
-importing this package (or `fitting.records` from a training callback) costs nothing. See
-`fitting/README.md` for a worked example.
+`load_runs`, `fit`, `bootstrap`, `compare` and the laws are here by name, loaded on first use, so that importing this
+package (or `fitting.records` from a training callback) costs nothing. See `fitting/README.md` for a worked example.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ _PUBLIC = {
     "FitError": "errors",
     "Runs": "data.runs",
     "load_runs": "data.loading",
-    "Law": "laws.laws",
-    "Inputs": "laws.laws",
-    "AdditiveLaw": "laws.laws",
-    "ChinchillaLaw": "laws.laws",
-    "JointLaw": "laws.laws",
-    "LossShift": "laws.laws",
-    "Multiplier": "laws.multipliers",
-    "Power": "laws.multipliers",
-    "FixedPower": "laws.multipliers",
-    "PerRecurrence": "laws.multipliers",
-    "Saturating": "laws.multipliers",
-    "LogGrowth": "laws.multipliers",
-    "DriftingPower": "laws.multipliers",
-    "TokenDriftingPower": "laws.multipliers",
+    "Law": "laws",
+    "Inputs": "laws",
+    "AdditiveLaw": "laws",
+    "ChinchillaLaw": "laws",
+    "JointLaw": "laws",
+    "LossShift": "laws",
+    "Multiplier": "laws",
+    "Power": "laws",
+    "FixedPower": "laws",
+    "PerRecurrence": "laws",
+    "Saturating": "laws",
+    "LogGrowth": "laws",
+    "DriftingPower": "laws",
+    "TokenDriftingPower": "laws",
     "PAPER": "data.splits",
     "INJECTION_ONCE": "data.splits",
     "REGRESSED": "data.splits",
@@ -45,7 +44,9 @@ _PUBLIC = {
     "Comparison": "studies.comparison",
     "analyse": "studies.analysis",
     "Settings": "studies.analysis",
+    "Analysis": "studies.analysis",
     "write_report": "report.report",
+    "text": "report.report",
     "plan": "studies.planner",
     "Noise": "studies.planner",
     "forecast": "studies.prediction",

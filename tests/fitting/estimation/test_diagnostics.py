@@ -15,8 +15,7 @@ from fitting.estimation.diagnostics import (
     scatter,
 )
 from fitting.estimation.fits import fit
-from fitting.laws.laws import JointLaw
-from fitting.laws.multipliers import DriftingPower, FixedPower, LogGrowth, Power
+from fitting.laws import DriftingPower, FixedPower, JointLaw, LogGrowth, Power
 from fitting.published import load_grid
 
 GRID = load_grid()

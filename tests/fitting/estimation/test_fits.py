@@ -11,8 +11,7 @@ from fitting.estimation import fits
 from fitting.estimation.fits import _problems, conditioning, fit, fit_architectures, second_solver
 from fitting.estimation.results import SolverCheck, Status
 from fitting.estimation.solver import Problem
-from fitting.laws.laws import ChinchillaLaw, JointLaw, Law
-from fitting.laws.multipliers import FixedPower, Saturating
+from fitting.laws import ChinchillaLaw, FixedPower, JointLaw, Law, Saturating
 from fitting.published import load_grid, reference
 
 GRID = load_grid()

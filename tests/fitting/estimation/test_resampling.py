@@ -14,7 +14,7 @@ from fitting.estimation.resampling import (
     resample,
     widened,
 )
-from fitting.laws.laws import JointLaw
+from fitting.laws import JointLaw
 from fitting.published import load_grid
 
 GRID = load_grid()

@@ -12,7 +12,7 @@ import pytest
 from fitting.data.splits import REGRESSED
 from fitting.errors import FitError
 from fitting.estimation.fits import fit
-from fitting.laws.laws import ChinchillaLaw, JointLaw, Law
+from fitting.laws import ChinchillaLaw, JointLaw, Law
 from fitting.published import load_grid
 from fitting.report.plots import figures
 from fitting.report.report import _page, check_folder, plain, write_report

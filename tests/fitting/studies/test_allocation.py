@@ -9,7 +9,7 @@ import pytest
 
 from fitting.errors import FitError
 from fitting.estimation.fits import fit_architectures
-from fitting.laws.laws import JointLaw
+from fitting.laws import JointLaw
 from fitting.published import load_grid
 from fitting.studies.allocation import (
     Widths,

@@ -10,7 +10,7 @@ import pytest
 from fitting.data.splits import REGRESSED
 from fitting.errors import FitError
 from fitting.estimation.results import Status
-from fitting.laws.laws import JointLaw
+from fitting.laws import JointLaw
 from fitting.published import load_grid
 from fitting.studies.comparison import Reading, compare, judge
 

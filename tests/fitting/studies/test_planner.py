@@ -5,7 +5,7 @@ import pytest
 
 from fitting.errors import FitError
 from fitting.estimation.objective import DELTA
-from fitting.laws.laws import JointLaw
+from fitting.laws import JointLaw
 from fitting.published import load_grid
 from fitting.studies.allocation import Widths
 from fitting.studies.planner import Noise, plan, psi_moments

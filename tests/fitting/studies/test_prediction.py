@@ -8,7 +8,7 @@ import pytest
 from fitting.data.splits import REGRESSED
 from fitting.errors import FitError
 from fitting.estimation.fits import fit
-from fitting.laws.laws import JointLaw
+from fitting.laws import JointLaw
 from fitting.published import load_grid
 from fitting.studies.prediction import draw, equivalents, forecast
 
