@@ -18,9 +18,9 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 COMMANDS = {
     "fit": "Fit a scaling law to runs, with intervals, diagnostics and allocation.",
-    "compare": "Compare a case study with its baseline: delta phi three ways, the rival constant shift, and the channels.",
+    "compare": "Compare a case study with its baseline: delta phi three ways, the rival shift, and the channels.",
     "plan": "How well a planned grid would determine phi (or delta phi), and which added run helps most per FLOP.",
-    "predict": "What a fitted joint law says about budgets: size, tokens, loss with its prediction interval, and the best r.",
+    "predict": "What a fitted law says about budgets: size, tokens, loss with prediction interval, and the best r.",
     "published": "Fit the shipped grid of the paper and print every value beside the published one.",
     "verify": "Derive the numbers of a report from its runs again and say which differ.",
 }

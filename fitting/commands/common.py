@@ -1,4 +1,4 @@
-"""What the commands share: options for runs and laws, progress, output, exit statuses. Loads nothing heavy by itself."""
+"""What the commands share: options for runs and laws, progress, output, exit statuses. Nothing heavy is loaded here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compare a case study with its baseline: delta phi three ways, the rival constant shift, and the channels.
+"""Compare a case study with its baseline: delta phi three ways, the rival shift, and the channels.
 
 BASELINE and STUDY are run records, folders, CSV files, or the word published; where one table holds both,
 choose the arms with --baseline-where and --study-where. Exit status 1 if a fit behind the comparison is not
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from fitting.commands import common
 
 if TYPE_CHECKING:
-    from fitting.studies.comparison import Comparison, CompareSettings
+    from fitting.studies.comparison import CompareSettings, Comparison
 
 
 @dataclass(frozen=True)

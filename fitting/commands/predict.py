@@ -1,4 +1,4 @@
-"""What a fitted joint law says about budgets: size, tokens, loss with its prediction interval, and the best r.
+"""What a fitted law says about budgets: size, tokens, loss with prediction interval, and the best r.
 
 With --equivalent N also the looped models as wide as an r=1 model of N parameters, and what they are worth.
 """

@@ -37,8 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tolerance",
         type=float,
         default=1e-5,
-        help="relative difference allowed (default: 1e-05; another processor or numpy rounds differently, which moves a "
-        "number by less than a report shows of it)",
+        help="relative difference allowed (default: 1e-05, which covers the rounding of another processor or numpy)",
     )
     parser.add_argument(
         "--workers", type=int, help="threads (default: all cores; results do not depend on it)"
@@ -61,10 +60,10 @@ def run(options: argparse.Namespace) -> int:
     now = again["provenance"]
     found = verification.changed_files(made["sha256"], now["sha256"])
     ignored = ("provenance", "settings")
-    trees = ({k: v for k, v in tree.items() if k not in ignored} for tree in (numbers, again))
-    found += list(verification.differences(*trees, options.tolerance))
-    origins = ({k: tree.get(k) for k in _ORIGIN} for tree in (made, now))
-    found += list(verification.differences(*origins, options.tolerance, "provenance"))
+    told, derived = ({k: v for k, v in tree.items() if k not in ignored} for tree in (numbers, again))
+    found += list(verification.differences(told, derived, options.tolerance))
+    origin, origin_now = ({k: tree.get(k) for k in _ORIGIN} for tree in (made, now))
+    found += list(verification.differences(origin, origin_now, options.tolerance, "provenance"))
     found += list(verification.stale_texts(reported, numbers, path.parent))
     for difference in found[:SHOWN]:
         print(difference)
@@ -72,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"... and {len(found) - SHOWN} more")
     for line in now["records_without_provenance"]:
         print(f"note: {line}", file=sys.stderr)
-    total = verification.count_numbers({k: v for k, v in numbers.items() if k not in ignored})
+    total = verification.count_numbers(told)
     runs = len(again["points"] if "points" in again else again["data"]["points"])
     if found:
         print(

@@ -53,7 +53,7 @@ def _read(kind: Any, value: Any, where: str) -> Any:
             return tuple(_read(part, item, f"{where}[{i}]") for i, (part, item) in enumerate(pairs))
     elif origin is dict and isinstance(value, dict):
         return {key: _read(parts[1], item, f"{where}.{key}") for key, item in value.items()}
-    elif is_dataclass(kind) and isinstance(value, dict):
+    elif isinstance(kind, type) and is_dataclass(kind) and isinstance(value, dict):
         types, required = _fields_of(kind)
         missing = [name for name in required if name not in value]
         if missing:

@@ -159,7 +159,7 @@ class FitResult:
     def summary(self, kind: type[Summary], **more: Any) -> Summary:
         """What a report holds of this fit; `kind` may be a subclass of `FitSummary` with the fields in `more`."""
         names = list(self.parameters)
-        finite = np.where(np.isfinite(self.correlations), self.correlations.astype(object), None).tolist()
+        rows = [[c if np.isfinite(c) else None for c in row] for row in self.correlations.tolist()]
         return kind(
             law=self.law.name,
             split=self.law.split.name,
@@ -176,9 +176,7 @@ class FitResult:
             gradient_norm=self.gradient_norm,
             condition=self.condition if np.isfinite(self.condition) else None,
             at_bound=self.at_bound,
-            correlations={
-                a: dict(zip(names, row, strict=True)) for a, row in zip(names, finite, strict=True)
-            },
+            correlations={a: dict(zip(names, row, strict=True)) for a, row in zip(names, rows, strict=True)},
             second_solver=self.check,
             excluded=self.excluded,
             **more,

@@ -73,7 +73,12 @@ def with_them_text(with_them: WithExcluded, name: str) -> str:
 
 def _of_fit(fit: FitSummary) -> list[str | Table]:
     rows = [
-        [name, significant(value, 5), interval_text(fit.intervals.get(name, ())), "at bound" * (name in fit.at_bound)]
+        [
+            name,
+            significant(value, 5),
+            interval_text(fit.intervals.get(name, ())),
+            "at bound" * (name in fit.at_bound),
+        ]
         for name, value in fit.parameters.items()
     ]
     return [
@@ -165,7 +170,9 @@ def _splits(splits: Sequence[SplitFit | SplitUndefined], recurrences: Sequence[f
             continue
         effective = " ".join(f"{e.effective:.3f}" for e in s.effective_ratios)
         phi = f"{s.parameters['phi']:.4f}"
-        rows.append([s.split, phi, interval_text(s.intervals.get("phi", ())), effective, s.status, s.description])
+        rows.append(
+            [s.split, phi, interval_text(s.intervals.get("phi", ())), effective, s.status, s.description]
+        )
     note = (
         "phi depends on where the injection is counted; the effective size does not, so quote it beside phi."
     )
@@ -283,7 +290,7 @@ def _allocation(found: Allocation, joint_status: str) -> Section:
         optima = [*(own.optima if own else ()), *row.from_joint_law.optima]
         outside = sum(o.refusal is not None for o in optima)
         notes += [f"{outside} minima outside the sampled N"] if outside else []
-        from_own = [*pair(own and own.closed_form_exponents), *pair(own and own.exponents)]
+        from_own = [*pair(own.closed_form_exponents), *pair(own.exponents)] if own else ["-"] * 4
         others = [*pair(row.from_joint_law.exponents), *pair(row.from_parabolas.exponents)]
         rows.append([f"{row.r:g}", f"{row.flops_slope:.3f}", *from_own, *others, "; ".join(notes)])
     header = [

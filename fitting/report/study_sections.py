@@ -95,7 +95,7 @@ def replication_sections(found: Replication, published: dict[str, Any]) -> list[
             effective = (f"r={e.r:g} {e.effective:.3f}" for e in row.effective_ratios)
             ratios.append(f"{fit.split}: {', '.join(effective)}")
     header = ["split", "runs", "phi", "alpha", "beta", "E", "R²", "95% of phi", "status", "published"]
-    joint = [
+    joint: list[str | Table] = [
         Table(header, rows),
         f"The published constants belong to the split regressed ({published['source']}).",
         f"Effective size (N_once + r^phi N_rec)/N(r=1) at d_model 640, under {'; '.join(ratios)}.",

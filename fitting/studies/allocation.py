@@ -147,10 +147,13 @@ def minima(runs: Runs, parabolas: Sequence[Parabola]) -> tuple[Minimum, ...]:
         losses = tuple(float(cell.val_loss[cell.d_model == d].min()) for d in widths)
         best = int(cell.val_loss.argmin())
         r, budget = float(cell.r[0]), float(cell.budget[0])
-        lowest = (float(column[best]) for column in (cell.d_model, cell.n_total, cell.tokens, cell.val_loss))
-        inside = bool(widths[0] < cell.d_model[best] < widths[-1])
-        what = r, budget, str(cell.architecture[0]), len(cell), tuple(widths.tolist()), losses
-        found.append(Minimum(*what, *lowest, inside, fitted[r, budget]))
+        found.append(
+            Minimum(
+                r, budget, str(cell.architecture[0]), len(cell), tuple(widths.tolist()), losses,
+                float(cell.d_model[best]), float(cell.n_total[best]), float(cell.tokens[best]),
+                float(cell.val_loss[best]), bool(widths[0] < cell.d_model[best] < widths[-1]), fitted[r, budget],
+            )
+        )  # fmt: skip
     return tuple(sorted(found, key=lambda m: (m.r, m.budget)))
 
 

@@ -62,6 +62,7 @@ class Point:
     """One run: parameters by the law's split, training FLOPs per token, losses and residual in nats per token."""
 
     source: str
+    cell: int
     r: float
     d_model: float
     budget: float
@@ -74,7 +75,6 @@ class Point:
     loss: float
     predicted: float
     residual: float
-    cell: int
 
 
 @dataclass(frozen=True)
@@ -327,8 +327,8 @@ def _data(runs: Runs, result: FitResult) -> Data:
         runs.flops_per_token, runs.val_loss, predicted, result.residuals,
     )  # fmt: skip
     points = tuple(
-        Point(str(runs.source[i]), *(float(column[i]) for column in columns), int(runs.cell[i]))
-        for i in range(len(runs))
+        Point(str(source), int(cell), *map(float, numbers))
+        for source, cell, *numbers in zip(runs.source, runs.cell, *columns, strict=True)
     )
     ratio = runs.tokens / runs.n_total
     return Data(

@@ -126,6 +126,6 @@ def curves(runs: Runs, result: FitResult, restricted: Mapping[float, FitResult])
             name: tuple(law_optimum(law, theta, widths, c).loss for c in budgets)
             for name, (law, theta) in laws.items()
         }
-        columns = (tuple(column.tolist()) for column in (d, *widths.counts(d), widths.flops(d)))
-        rows.append(CurvesOfR(r, *columns, frontier))
+        once, rec, flops = (tuple(column.tolist()) for column in (*widths.counts(d), widths.flops(d)))
+        rows.append(CurvesOfR(r, tuple(d.tolist()), once, rec, flops, frontier))
     return Curves(tuple(budgets.tolist()), tuple(rows))

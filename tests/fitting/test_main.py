@@ -3,6 +3,7 @@ speed of help.
 """
 
 import argparse
+import dataclasses
 import json
 import re
 import shutil
@@ -265,11 +266,11 @@ def test_an_untrusted_split_counts_for_the_exit_status(monkeypatch, capsys):
     from fitting.studies import analysis
 
     made = analysis._splits
-    monkeypatch.setattr(
-        analysis,
-        "_splits",
-        lambda *a: [*made(*a), {"split": "other", "status": "at bound", "message": "made", "parameters": {"phi": 1.0},
-                                "effective_ratios": [], "intervals": {}, "description": ""}],
-    )  # fmt: skip
+
+    def doubtful(*arguments):
+        (first,) = made(*arguments)
+        return first, dataclasses.replace(first, split="other", status="at bound", message="made")
+
+    monkeypatch.setattr(analysis, "_splits", doubtful)
     status, _, err = run(capsys, "fit", "published", *QUICK)
     assert status == 1 and "split other: made" in err

@@ -13,7 +13,7 @@ from fitting.estimation.resampling import draw_counts, refit
 from fitting.estimation.solver import Problem, minimise
 from fitting.laws import JointLaw
 from fitting.published import load_grid
-from fitting.report.tables import table
+from fitting.report.document import table
 
 GRID = load_grid()
 LAW = JointLaw()

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from fitting.__main__ import main
+from fitting.commands.sources import located, naming
+from fitting.data.provenance import source_files
 from fitting.published import GRID
-from fitting.report.provenance import changed_files, differences, located, naming, source_files
+from fitting.report.verification import changed_files, differences
 
 QUICK = ["--starts", "40", "--bootstrap", "20", "--no-rivals", "--quiet"]
 
