@@ -28,11 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Fit, predict, print. Raises `FitError` and `RecordError` for bad input."""
     from fitting.errors import FitError
+    from fitting.estimation.diagnostics import attempt
     from fitting.estimation.fits import fit
     from fitting.report.document import Section, Table
     from fitting.report.sections import left_out_sections, with_them_text
     from fitting.report.study_sections import equivalent_section, forecast_sections
-    from fitting.studies.analysis import parameter_of_interest, with_excluded_runs
+    from fitting.studies.analysis import parameter_of_interest
     from fitting.studies.prediction import draw, equivalents, forecast
 
     if not options.budget and options.equivalent is None:
@@ -52,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
         f"{result.status.value} ({result.message})."
     ]
     if len(before) != len(runs):
-        with_them = found["with_excluded_runs"] = with_excluded_runs(before, law, search)
+        with_them = found["with_excluded_runs"] = attempt(before, law, "not defined", search)
         text = with_them_text(with_them, name)
         said.append(f"{name} = {result[name]:.4f} without the runs of --exclude, {text}.")
     sections = [Section("Fit", said)]

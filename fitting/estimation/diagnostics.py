@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -17,17 +18,7 @@ from fitting.errors import FitError
 from fitting.estimation.fits import WORST_CONDITION, at_bounds, conditioning, fit
 from fitting.estimation.resampling import refit
 from fitting.estimation.results import FitResult
-from fitting.laws import (
-    DriftingPower,
-    FixedPower,
-    JointLaw,
-    Law,
-    LogGrowth,
-    PerRecurrence,
-    Power,
-    Saturating,
-    TokenDriftingPower,
-)
+from fitting.laws import JointLaw, Law, multipliers
 
 
 @dataclass(frozen=True)
@@ -93,32 +84,42 @@ def scatter(residuals: np.ndarray, cell: np.ndarray, parameters: int) -> Scatter
 
 
 @dataclass(frozen=True)
-class Half:
-    """The law fitted to one half of the budgets; `parameters` is None where that half cannot carry it."""
+class Attempt:
+    """A fit to some of the runs; `parameters` is None where they cannot carry the law, and `message` says why."""
 
-    half: str
     runs: int
-    budgets: tuple[float, ...]
     parameters: dict[str, float] | None
     status: str
     message: str
 
 
-def halves(runs: Runs, law: Law, *, starts: int, seed: int, workers: int | None = None) -> tuple[Half, Half]:
-    """The law fitted to the lower and to the upper half of the budgets; a half that cannot carry it says why."""
+@dataclass(frozen=True)
+class Half(Attempt):
+    """The law fitted to one half of the budgets."""
+
+    half: str
+    budgets: tuple[float, ...]
+
+
+def attempt(runs: Runs, law: Law, refused: str, search: dict[str, Any]) -> Attempt:
+    """Fit with the keywords `search`; `refused` is the status where that is refused."""
+    try:
+        result = fit(runs, law, **search)
+    except FitError as error:
+        return Attempt(len(runs), None, refused, str(error))
+    return Attempt(len(runs), result.parameters, result.status.value, result.message)
+
+
+def halves(runs: Runs, law: Law, **search: Any) -> tuple[Half, ...]:
+    """The law fitted to the lower and to the upper half of the budgets, with the keywords `search` of `fit`."""
     budgets = np.unique(runs.budget)
     cut = budgets[(len(budgets) - 1) // 2]
-
-    def half(name: str, chosen: np.ndarray) -> Half:
+    rows = []
+    for name, chosen in (("lower half", runs.budget <= cut), ("upper half", runs.budget > cut)):
         part = runs.take(chosen)
-        what = name, len(part), tuple(np.unique(part.budget).tolist())
-        try:
-            result = fit(part, law, starts=starts, seed=seed, workers=workers)
-        except FitError as error:
-            return Half(*what, None, "not identified", str(error))
-        return Half(*what, result.parameters, result.status.value, result.message)
-
-    return half("lower half", runs.budget <= cut), half("upper half", runs.budget > cut)
+        found = attempt(part, law, "not identified", search)
+        rows.append(Half(**vars(found), half=name, budgets=tuple(np.unique(part.budget).tolist())))
+    return tuple(rows)
 
 
 @dataclass(frozen=True)
@@ -169,10 +170,16 @@ def _refit_status(law: Law, theta: np.ndarray, jacobian: np.ndarray) -> str:
 
 def rival_laws(split: Split) -> list[Law]:
     """The joint law and its rivals, under one split."""
+    m = multipliers
+    powers = (m.Power(), m.FixedPower(0), m.FixedPower(1))
     forms = (
-        Power(), FixedPower(0), FixedPower(1), PerRecurrence(), Saturating(), LogGrowth(),
-        DriftingPower(), TokenDriftingPower(),
-    )  # fmt: skip
+        *powers,
+        m.PerRecurrence(),
+        m.Saturating(),
+        m.LogGrowth(),
+        m.DriftingPower(),
+        m.TokenDriftingPower(),
+    )
     return [JointLaw(form, split) for form in forms]
 
 
@@ -215,26 +222,27 @@ class RivalRefused:
     aicc_difference: float = math.nan
 
 
-def compare_laws(
-    runs: Runs, laws: Sequence[Law], *, starts: int, seed: int, workers: int | None = None
-) -> tuple[RivalFit | RivalRefused, ...]:
-    """Every law fitted to the same runs: AICc and held-out RMSE by budget, by cell and by r (nats).
+def compare_laws(runs: Runs, laws: Sequence[Law], **search: Any) -> tuple[RivalFit | RivalRefused, ...]:
+    """Every law fitted to the same runs with the keywords `search` of `fit`: AICc and held-out RMSE by budget, by cell
+    and by r (nats).
 
     A parameter for one r alone cannot be learnt without that r, so `PerRecurrence` has no held-out error by r.
     """
 
     def held_out(result: FitResult, groups: np.ndarray) -> float:
-        total = sum(row.runs * row.held_out_rmse**2 for row in leave_out(runs, result, groups, workers))
+        total = sum(
+            row.runs * row.held_out_rmse**2 for row in leave_out(runs, result, groups, search.get("workers"))
+        )
         return float(np.sqrt(total / len(runs)))
 
     rows: list[RivalFit | RivalRefused] = []
     for law in laws:
         try:
-            result = fit(runs, law, starts=starts, seed=seed, workers=workers)
+            result = fit(runs, law, **search)
         except FitError as error:
             rows.append(RivalRefused(law.name, str(error)))
             continue
-        free = isinstance(getattr(result.law, "multiplier", None), PerRecurrence)
+        free = isinstance(getattr(result.law, "multiplier", None), multipliers.PerRecurrence)
         rows.append(
             RivalFit(
                 result.law.name,

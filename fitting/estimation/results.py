@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -160,27 +160,19 @@ class FitResult:
         """What a report holds of this fit; `kind` may be a subclass of `FitSummary` with the fields in `more`."""
         names = list(self.parameters)
         rows = [[c if np.isfinite(c) else None for c in row] for row in self.correlations.tolist()]
-        return kind(
-            law=self.law.name,
-            split=self.law.split.name,
-            parameters=self.parameters,
-            intervals=self.intervals,
-            objective=self.objective,
-            r_squared=self.r_squared,
-            rmse=self.rmse,
-            runs=self.runs,
-            starts=Starts(self.starts, self.dropped, self.agreeing),
-            seed=self.seed,
-            status=self.status.value,
-            message=self.message,
-            gradient_norm=self.gradient_norm,
-            condition=self.condition if np.isfinite(self.condition) else None,
-            at_bound=self.at_bound,
-            correlations={a: dict(zip(names, row, strict=True)) for a, row in zip(names, rows, strict=True)},
-            second_solver=self.check,
-            excluded=self.excluded,
-            **more,
-        )
+        same = {f.name: getattr(self, f.name) for f in fields(FitSummary) if hasattr(self, f.name)}
+        told = {
+            "law": self.law.name,
+            "split": self.law.split.name,
+            "starts": Starts(self.starts, self.dropped, self.agreeing),
+            "status": self.status.value,
+            "condition": self.condition if np.isfinite(self.condition) else None,
+            "correlations": {
+                a: dict(zip(names, row, strict=True)) for a, row in zip(names, rows, strict=True)
+            },
+            "second_solver": self.check,
+        }
+        return kind(**same | told | more)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fitting.data.runs import Exclusion
-from fitting.estimation.diagnostics import RivalFit, RivalRefused
+from fitting.estimation.diagnostics import Attempt, RivalFit, RivalRefused
 from fitting.estimation.results import FitResult, FitSummary
 from fitting.report.document import Row, Section, Table, interval_text, significant
 from fitting.studies.allocation import Allocation, AllocationRefused, Exponents, Minimum
@@ -20,7 +20,6 @@ from fitting.studies.analysis import (
     ScatterRefused,
     SplitFit,
     SplitUndefined,
-    WithExcluded,
 )
 from fitting.studies.paper import Distance
 
@@ -60,7 +59,7 @@ def left_out_sections(excluded: Sequence[Exclusion]) -> list[Section]:
     return [Section("Runs left out", ["\n".join(lines)])] if lines else []
 
 
-def with_them_text(with_them: WithExcluded, name: str) -> str:
+def with_them_text(with_them: Attempt, name: str) -> str:
     """The value with the excluded runs, with its status, or why there is none."""
     runs = f"{with_them.runs} runs"
     if not with_them.parameters:
@@ -291,7 +290,7 @@ def _allocation(found: Allocation, joint_status: str) -> Section:
         outside = sum(o.refusal is not None for o in optima)
         notes += [f"{outside} minima outside the sampled N"] if outside else []
         from_own = [*pair(own.closed_form_exponents), *pair(own.exponents)] if own else ["-"] * 4
-        others = [*pair(row.from_joint_law.exponents), *pair(row.from_parabolas.exponents)]
+        others = [*pair(row.from_joint_law.exponents), *pair(row.from_parabolas["exponents"])]
         rows.append([f"{row.r:g}", f"{row.flops_slope:.3f}", *from_own, *others, "; ".join(notes)])
     header = [
         "r", "k of F~N^k", "closed form N*", "D*", "own law, exact F: N*", "D*", "joint law, exact F: N*", "D*",
@@ -307,7 +306,7 @@ def _allocation(found: Allocation, joint_status: str) -> Section:
     parts += ["Minima of the iso-FLOPs parabolas:", Table(["r", "budget", "N*", "D*", "L*"], minima)]
     refused = "; ".join(f"r={o.r:g} at {o.flops:.3g}: {o.refusal}" for o in optima if o.refusal)
     parts += [f"Refused: {refused}."] if refused else []
-    gaps = found.frontier_gaps.parabolas
+    gaps = found.frontier_gaps["parabolas"]
     if gaps:
         budgets = sorted({g.flops for g in gaps})
         by = {(g.r, g.flops): f"{g.gap:+.4f}" for g in gaps}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fitting.report.document import Row, Section, Table, interval_text, significant
+from fitting.studies.allocation import AllocationOfR
 from fitting.studies.paper import Replication
 from fitting.studies.planner import Plan
 from fitting.studies.prediction import Equivalent, Forecast
@@ -101,12 +102,15 @@ def replication_sections(found: Replication, published: dict[str, Any]) -> list[
         f"Effective size (N_once + r^phi N_rec)/N(r=1) at d_model 640, under {'; '.join(ratios)}.",
     ]
     rows = []
-    for r, e in found.exponents.items():
-        pairs = (e.closed_form, e.exact_flops, e.parabolas)
-        rows.append([r, *(f"{value:.3f}" if pair else "-" for pair in pairs for value in pair or (0, 0))])
+    for e in found.allocation.per_r:
+        if isinstance(e, AllocationOfR) and e.from_own_chinchilla:
+            own_law = e.from_own_chinchilla
+            pairs = (own_law.closed_form_exponents, own_law.exponents, e.from_parabolas["exponents"])
+            shown = [f"{value:.3f}" if pair else "-" for pair in pairs for value in pair or (0, 0)]
+            rows.append([f"{e.r:g}", *shown])
     header = ["r", "closed form N*", "D*", "exact F: N*", "D*", "parabolas: N*", "D*"]
     exponents = Section("Exponents of N*(C), D*(C)", [Table(header, rows)])
-    gaps = found.frontier_gaps
+    gaps = found.allocation.frontier_gaps["parabolas"]
     budgets = sorted({g.flops for g in gaps})
     by = {(g.r, g.flops): f"{g.gap:.3f}" for g in gaps}
     rows = [[f"{r:g}", *(by[r, c] for c in budgets)] for r in sorted({g.r for g in gaps})]

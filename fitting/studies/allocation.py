@@ -214,13 +214,6 @@ class FromOwnLaw(FromLaw):
 
 
 @dataclass(frozen=True)
-class FromParabolas:
-    """Exponents of the minima of parabolas."""
-
-    exponents: Exponents | None
-
-
-@dataclass(frozen=True)
 class AllocationOfR:
     """Compute-optimal allocation at one r, in each way."""
 
@@ -228,7 +221,8 @@ class AllocationOfR:
     exact_flops: bool
     flops_slope: float
     from_joint_law: FromLaw
-    from_parabolas: FromParabolas
+    from_parabolas: dict[str, Exponents | None]
+    """`exponents` of their minima."""
     from_own_chinchilla: FromOwnLaw | None = optional()
 
 
@@ -241,20 +235,13 @@ class AllocationRefused:
 
 
 @dataclass(frozen=True)
-class FrontierGaps:
-    """Gaps to r=1 of the minima of parabolas, and under the joint law."""
-
-    parabolas: tuple[Gap, ...]
-    joint_law: tuple[Gap, ...]
-
-
-@dataclass(frozen=True)
 class Allocation:
     """Everything on allocation that a report holds."""
 
     parabolas: tuple[Parabola, ...]
     per_r: tuple[AllocationOfR | AllocationRefused, ...]
-    frontier_gaps: FrontierGaps
+    frontier_gaps: dict[str, tuple[Gap, ...]]
+    """Gaps to r=1: of the minima of `parabolas`, and under the `joint_law`."""
 
 
 def allocate(
@@ -278,8 +265,8 @@ def allocate(
             best = tuple(law_optimum(own.law, own.theta, widths, c) for c in budgets)
             closed = closed_form_exponents(own["alpha"], own["beta"], widths.slope)
             from_own = FromOwnLaw(best, exponents(best), own.status.value, closed)
-        from_parabolas = FromParabolas(exponents([o for o in optima if o.r == r]))
+        from_parabolas = {"exponents": exponents([o for o in optima if o.r == r])}
         from_joint = FromLaw(joint, exponents(joint))
         rows.append(AllocationOfR(r, widths.exact, widths.slope, from_joint, from_parabolas, from_own))
-    gaps = FrontierGaps(frontier_gaps(optima), frontier_gaps(joint_optima))
+    gaps = {"parabolas": frontier_gaps(optima), "joint_law": frontier_gaps(joint_optima)}
     return Allocation(curves, tuple(rows), gaps)

@@ -14,19 +14,15 @@ from fitting.data.provenance import Provenance
 from fitting.data.runs import Exclusion, Runs
 from fitting.data.splits import INJECTION_ONCE, PAPER, REGRESSED
 from fitting.errors import FitError
+from fitting.estimation import diagnostics
 from fitting.estimation.diagnostics import (
+    Attempt,
     GroupResidual,
     Half,
     LeftOut,
     RivalFit,
     RivalRefused,
     Scatter,
-    compare_laws,
-    halves,
-    leave_out,
-    residual_summary,
-    rival_laws,
-    scatter,
 )
 from fitting.estimation.fits import fit
 from fitting.estimation.profile import profile_curve
@@ -93,16 +89,6 @@ class Data:
     """Least and most."""
     excluded: tuple[Exclusion, ...]
     points: tuple[Point, ...]
-
-
-@dataclass(frozen=True)
-class WithExcluded:
-    """The fit with the runs that --exclude takes out; `parameters` is None where there is none, `message` says why."""
-
-    runs: int
-    parameters: dict[str, float] | None
-    status: str
-    message: str
 
 
 @dataclass(frozen=True)
@@ -184,7 +170,8 @@ class Analysis:
     settings: Settings
     data: Data
     parameter_of_interest: str
-    with_excluded_runs: WithExcluded | None = optional()
+    with_excluded_runs: Attempt | None = optional()
+    """The fit with the runs that --exclude takes out."""
     intervals_refused: str | None = optional()
     profile: ProfileCurve | None = optional()
     fit: SizedFit
@@ -238,7 +225,7 @@ def analyse(
     more: dict[str, Any] = {}
     if without_exclusions is not None and len(without_exclusions) != len(runs):
         progress("fitting again with the excluded runs")
-        more["with_excluded_runs"] = with_excluded_runs(without_exclusions, law, search)
+        more["with_excluded_runs"] = diagnostics.attempt(without_exclusions, law, "not defined", search)
     if settings.resamples:
         cells = f"{runs.cell_count} cells and of {len(runs)} runs"
         progress(f"bootstrap, {settings.resamples} resamples of {cells}")
@@ -262,17 +249,19 @@ def analyse(
     progress("Chinchilla law per r")
     rows, alone = _chinchilla(runs, search)
     progress("budget halves and leaving groups out")
-    by_half = halves(runs, law, **search)
+    by_half = diagnostics.halves(runs, law, **search)
     groups = {"budget": runs.budget, "r": runs.r, "cell": runs.cell}
     left_out = {
-        group: leave_out(runs, result, labels, settings.workers)
+        group: diagnostics.leave_out(runs, result, labels, settings.workers)
         for group, labels in groups.items()
         if len(np.unique(labels)) > 2
     }
-    by_r, by_budget = (residual_summary(result.residuals, labels) for labels in (runs.r, runs.budget))
+    by_r, by_budget = (
+        diagnostics.residual_summary(result.residuals, labels) for labels in (runs.r, runs.budget)
+    )
     if settings.rivals and settings.resamples and isinstance(result.law, JointLaw):
         progress("rival laws")
-        more["laws"] = compare_laws(runs, rival_laws(law.split), **search)
+        more["laws"] = diagnostics.compare_laws(runs, diagnostics.rival_laws(law.split), **search)
     progress("allocation")
     cells_curves = parabolas(runs, result.law)
     return Analysis(
@@ -291,15 +280,6 @@ def analyse(
     )
 
 
-def with_excluded_runs(runs: Runs, law: Law, search: dict[str, Any]) -> WithExcluded:
-    """The fit of all `runs`, those that --exclude takes out too, or why there is none."""
-    try:
-        found = fit(runs, law, **search)
-    except FitError as error:
-        return WithExcluded(len(runs), None, "not defined", str(error))
-    return WithExcluded(len(runs), found.parameters, found.status.value, found.message)
-
-
 def parameter_of_interest(result: FitResult) -> str:
     """phi where the law has one, else its last parameter."""
     return "phi" if "phi" in result.parameters else list(result.parameters)[-1]
@@ -314,7 +294,7 @@ def _bootstrap(
 
 def _scatter(runs: Runs, result: FitResult) -> Scatter | ScatterRefused:
     try:
-        return scatter(result.log_residuals, runs.cell, len(result.theta))
+        return diagnostics.scatter(result.log_residuals, runs.cell, len(result.theta))
     except FitError as error:
         return ScatterRefused(str(error))
 

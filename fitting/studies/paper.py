@@ -6,11 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from fitting.data.plain import optional
 from fitting.data.runs import Runs
-from fitting.data.splits import INJECTION_ONCE, PAPER, REGRESSED, Split
+from fitting.data.splits import INJECTION_ONCE, PAPER, REGRESSED
 from fitting.errors import FitError
 from fitting.estimation.diagnostics import GroupResidual, residual_summary
 from fitting.estimation.fits import fit, fit_architectures
@@ -18,17 +16,8 @@ from fitting.estimation.resampling import bootstrap
 from fitting.estimation.results import FitResult, FitSummary
 from fitting.laws import FixedPower, JointLaw, Multiplier, Power
 from fitting.published import load_grid, reference
-from fitting.studies.allocation import (
-    Exponents,
-    Gap,
-    closed_form_exponents,
-    exponents,
-    frontier_gaps,
-    law_optimum,
-    parabolas,
-)
+from fitting.studies.allocation import Allocation, allocate, parabolas
 from fitting.studies.curves import EffectiveRatio, effective_ratios
-from fitting.studies.widths import Widths
 
 _STARTS = 100
 LOWER_HALF, UPPER_HALF, FOUR_LOWER = "budget<=2.15e18", "budget>=4.64e18", "budget<=4.64e18"
@@ -108,33 +97,12 @@ class JointFit:
 
 
 @dataclass(frozen=True)
-class GridMinimum:
-    """Minimum of one iso-FLOPs parabola of the grid; None where it is refused."""
-
-    r: float
-    budget: float
-    n: float | None
-    loss: float | None
-
-
-@dataclass(frozen=True)
-class ThreeExponents:
-    """Exponents of N*(C) and D*(C) at one r, in three ways."""
-
-    closed_form: Exponents
-    exact_flops: Exponents | None
-    parabolas: Exponents | None
-
-
-@dataclass(frozen=True)
 class Replication:
-    """The paper's fits repeated; keys are r."""
+    """The paper's fits repeated: one r alone by r, the joint law, and the allocation that follows from both."""
 
     chinchilla: dict[str, FitSummary]
     joint: tuple[JointFit, ...]
-    minima: tuple[GridMinimum, ...]
-    exponents: dict[str, ThreeExponents]
-    frontier_gaps: tuple[Gap, ...]
+    allocation: Allocation
 
 
 def replicate(
@@ -146,43 +114,30 @@ def replicate(
     workers: int | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Replication:
-    """Fit each r alone, and the joint law to all runs and to parts of them under three splits; find minima and
-    exponents. `resamples` above 0 also gives the intervals of phi for all runs.
+    """Fit each r alone, and the joint law to all runs and to parts of them under three splits.
+
+    `resamples` above 0 also gives the intervals of phi for all runs.
     """
     search: dict[str, Any] = {"starts": starts, "seed": seed, "workers": workers}
     progress("Chinchilla law per r")
     own = fit_architectures(runs, **search)
-    joint = []
+    joint: list[JointFit] = []
+    whole = []
     for split in _SPLITS:
         for name, multiplier, rules in _EVERY:
             if isinstance(multiplier, FixedPower) and split is INJECTION_ONCE:
                 continue
             progress(f"{name}, split {split.name}")
-            count = resamples if name == "all runs" else 0
-            joint.append(_joint(runs.where(*rules), name, multiplier, split, count, search))
-    curves = parabolas(runs, JointLaw())
-    found = {}
-    for r, result in own.items():
-        widths = Widths.of(runs, result.law, r)
-        exact = [law_optimum(result.law, result.theta, widths, c) for c in np.unique(runs.budget)]
-        closed = closed_form_exponents(result["alpha"], result["beta"], widths.slope)
-        minima = [c.optimum for c in curves if c.r == r]
-        found[f"{r:g}"] = ThreeExponents(closed, exponents(exact), exponents(minima))
-    return Replication(
-        {f"{r:g}": result.summary(FitSummary) for r, result in own.items()},
-        tuple(joint),
-        tuple(GridMinimum(c.r, c.budget, c.optimum.n, c.optimum.loss) for c in curves),
-        found,
-        frontier_gaps([c.optimum for c in curves]),
-    )
-
-
-def _joint(
-    runs: Runs, name: str, multiplier: Multiplier, split: Split, resamples: int, search: dict[str, Any]
-) -> JointFit:
-    result = fit(runs, JointLaw(multiplier, split), **search)
-    if resamples:
-        again = {"resamples": resamples, "seed": search["seed"], "workers": search["workers"]}
-        result = bootstrap(runs, result, names=["phi"], **again)
-    ratios = effective_ratios(runs, result.law, result.theta, 640.0)
-    return JointFit(name, result.summary(FitSummary), ratios, residual_summary(result.residuals, runs.r))
+            part = runs.where(*rules)
+            result = fit(part, JointLaw(multiplier, split), **search)
+            if resamples and name == "all runs":
+                result = bootstrap(
+                    runs, result, resamples=resamples, seed=seed, names=["phi"], workers=workers
+                )
+            whole.append(result)
+            ratios = effective_ratios(part, result.law, result.theta, 640.0)
+            residuals = residual_summary(result.residuals, part.r)
+            joint.append(JointFit(name, result.summary(FitSummary), ratios, residuals))
+    alone = {f"{r:g}": result.summary(FitSummary) for r, result in own.items()}
+    first = whole[0]
+    return Replication(alone, tuple(joint), allocate(runs, first, own, parabolas(runs, first.law)))
