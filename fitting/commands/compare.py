@@ -68,18 +68,7 @@ def derive(
     folder: Path | None,
     progress: Callable[[str], None],
 ) -> Comparison:
-    """The content of comparison.json, which `compare` writes and `verify` derives again.
-
-    Args:
-        paths: of the baseline and of the study.
-        chosen: runs of both arms, and the split.
-        settings: of the comparison.
-        folder: of the report; files are named as seen from there.
-        progress: takes lines on how far it is.
-
-    Raises:
-        FitError, RecordError: bad input.
-    """
+    """The content of comparison.json, as `fit.derive` makes that of fit.json; `paths` are baseline and study."""
     from fitting.commands.sources import named, naming
     from fitting.data import provenance
     from fitting.data.splits import split_named

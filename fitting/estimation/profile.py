@@ -85,12 +85,10 @@ def profile_curve(
 def profile_interval(
     result: FitResult, x: Inputs, log_loss: np.ndarray, name: str, workers: int | None = None
 ) -> Interval:
-    """Where T stays below 3.84; an end that the box cuts off is the box's end."""
-    return interval_of(profile_curve(result, x, log_loss, name, workers), result[name])
-
-
-def interval_of(curve: Profile, estimate: float) -> Interval:
-    """Where sqrt(T) crosses sqrt(3.84), interpolated on either side of the estimate."""
+    """Where T stays below 3.84: sqrt(T) is interpolated to sqrt(3.84) on either side of the estimate. An end that the
+    box cuts off is the box's end.
+    """
+    curve, estimate = profile_curve(result, x, log_loss, name, workers), result[name]
     root = np.sqrt(curve.statistic)
     ends = []
     for side in (-1, 1):

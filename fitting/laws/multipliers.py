@@ -114,7 +114,21 @@ class LogGrowth(Multiplier):
         return np.where(low, 0.01, m), slope[:, None, :]
 
 
-class DriftingPower(Multiplier):
+class _TiltedPower(Multiplier):
+    """m = r^(phi + tilt·z) for some column z of the runs."""
+
+    @abstractmethod
+    def _column(self, x: Inputs) -> np.ndarray:
+        """z (n,)."""
+
+    def __call__(self, psi: np.ndarray, x: Inputs) -> tuple[np.ndarray, np.ndarray]:
+        """m (S, n) and its derivative by phi and the tilt (S, 2, n)."""
+        log_r, z = np.log(x.r), self._column(x)
+        m = np.exp((psi[:, :1] + psi[:, 1:] * z) * log_r)
+        return m, np.stack([m * log_r, m * log_r * z], axis=1)
+
+
+class DriftingPower(_TiltedPower):
     """m = r^(phi + slope·log(z/z_ref)) with z the training FLOPs; z_ref is the geometric mean of the data.
 
     phi is then the exponent at the reference point, which the formula states.
@@ -129,12 +143,8 @@ class DriftingPower(Multiplier):
         at = f"{self.letter}_ref" if reference is None else f"{reference:.4g}"
         self.formula = f"r^(phi + slope·log({self.letter}/{at}))"
 
-    def __call__(self, psi: np.ndarray, x: Inputs) -> tuple[np.ndarray, np.ndarray]:
-        """m (S, n) and its derivative by phi and slope (S, 2, n)."""
-        log_r = np.log(x.r)
-        distance = np.log(self._variable(x.flops, x.tokens) / (self.reference or 1.0))
-        m = np.exp((psi[:, :1] + psi[:, 1:] * distance) * log_r)
-        return m, np.stack([m * log_r, m * log_r * distance], axis=1)
+    def _column(self, x: Inputs) -> np.ndarray:
+        return np.asarray(np.log(self._variable(x.flops, x.tokens) / (self.reference or 1.0)))
 
     def bound_to(self, r: np.ndarray, flops: np.ndarray, tokens: np.ndarray) -> DriftingPower:
         """With the geometric mean of the data as the reference point, unless one was given."""
@@ -157,15 +167,12 @@ class TokenDriftingPower(DriftingPower):
         return tokens
 
 
-class StudyPower(Multiplier):
+class StudyPower(_TiltedPower):
     """m = r^(phi + delta_phi·x), x = 1 for the runs of a case study: the paired estimate of a change of phi."""
 
     formula = "r^(phi + delta_phi·study)"
     param_names = ("phi", "delta_phi")
     bounds = (_PHI_BOX, (-3.0, 3.0))
 
-    def __call__(self, psi: np.ndarray, x: Inputs) -> tuple[np.ndarray, np.ndarray]:
-        """m (S, n) and its derivative by phi and delta_phi (S, 2, n)."""
-        log_r = np.log(x.r)
-        m = np.exp((psi[:, :1] + psi[:, 1:] * x.study) * log_r)
-        return m, np.stack([m * log_r, m * log_r * x.study], axis=1)
+    def _column(self, x: Inputs) -> np.ndarray:
+        return x.study

@@ -194,7 +194,13 @@ def compare(
             count = len(paired.theta)
             intervals = (widened(block, phi1 - phi0, arms.cells, count, seed), block)
         estimates.append(Estimate(method, phi0, phi1, phi1 - phi0, intervals))
-    readings = tuple(_reading(name, result) for name, result in found.items())
+    readings = tuple(
+        Reading(
+            name, r.parameters.get("delta_phi"), r.parameters.get("shift"), r.objective, aicc(r), r.trusted,
+            r.message, r.parameters,
+        )
+        for name, r in found.items()
+    )  # fmt: skip
     preferred, verdict = judge(readings)
     pairs = matched_pairs(arms.x.study, arms.runs.r, arms.runs.d_model, arms.runs.budget)
     at = (arms.runs.val_loss, arms.runs.d_model, arms.runs.budget)
@@ -257,20 +263,6 @@ def judge(readings: tuple[Reading, ...]) -> tuple[str, str]:
     if doubtful:
         sentence += f"; not to be trusted, because of the status of {', '.join(doubtful)}"
     return preferred, sentence + "."
-
-
-def _reading(name: str, result: FitResult) -> Reading:
-    values = result.parameters
-    return Reading(
-        name,
-        values.get("delta_phi"),
-        values.get("shift"),
-        result.objective,
-        aicc(result),
-        result.trusted,
-        result.message,
-        result.parameters,
-    )
 
 
 def _points(arms: Arms, paired: FitResult) -> tuple[Point, ...]:
