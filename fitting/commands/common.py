@@ -69,7 +69,7 @@ def add_search_options(parser: argparse.ArgumentParser, starts: int = 500, resam
     """How hard to search and how often to resample."""
     parser.add_argument("--starts", type=int, default=starts, help=f"starts of every fit (default: {starts})")
     parser.add_argument(
-        "--bootstrap", type=int, default=resamples, metavar="N",
+        "--bootstrap", dest="resamples", type=int, default=resamples, metavar="N",
         help=f"resamples of every bootstrap, 0 for none (default: {resamples})",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="seed of starts and resamples (default: 0)")
@@ -121,8 +121,9 @@ def check_numbers(options: argparse.Namespace) -> None:
     """Refuse counts that are too small, whatever the command. Raises `FitError`."""
     from fitting.errors import FitError
 
+    named = {"bootstrap": "resamples"}
     for name, least in (("seed", 0), ("bootstrap", 0), ("simulate", 0), ("candidates", 0), ("workers", 1)):
-        value = getattr(options, name, None)
+        value = getattr(options, named.get(name, name), None)
         if value is not None and value < least:
             raise FitError(f"--{name} {value} is too small. Give {least} or more")
 

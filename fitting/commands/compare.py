@@ -53,9 +53,8 @@ def run(options: argparse.Namespace) -> int:
     common.refuse_overwrite_alone(options)
     if options.report:
         check_folder(options.report, options.overwrite, "comparison")
-    settings = CompareSettings(options.starts, options.seed, options.bootstrap, options.workers)
     progress = common.progress(options)
-    chosen = common.choices(Choices, options)
+    chosen, settings = common.choices(Choices, options), common.choices(CompareSettings, options)
     found = derive([options.baseline, options.study], chosen, settings, options.report, progress)
     common.deliver(found, options, progress)
     return common.verdict(found.problems)

@@ -33,7 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_run_options(parser)
     common.add_law_options(parser)
     parser.add_argument("--all-splits", action="store_true", help="phi under every split, side by side")
-    parser.add_argument("--no-rivals", action="store_true", help="leave the comparison of law forms out")
+    parser.add_argument(
+        "--no-rivals", dest="rivals", action="store_false", help="leave the comparison of law forms out"
+    )
     common.add_search_options(parser)
     common.add_output_options(parser)
 
@@ -46,16 +48,8 @@ def run(options: argparse.Namespace) -> int:
     common.refuse_overwrite_alone(options)
     if options.report:
         check_folder(options.report, options.overwrite)
-    settings = Settings(
-        starts=options.starts,
-        seed=options.seed,
-        resamples=options.bootstrap,
-        rivals=not options.no_rivals,
-        all_splits=options.all_splits,
-        workers=options.workers,
-    )
     progress = common.progress(options)
-    chosen = common.choices(Choices, options)
+    chosen, settings = common.choices(Choices, options), common.choices(Settings, options)
     analysis = derive(options.runs, chosen, settings, options.report, progress)
     common.deliver(analysis, options, progress)
     return common.verdict(analysis.doubts)

@@ -58,8 +58,8 @@ def run(options: argparse.Namespace) -> int:
         said.append(f"{name} = {result[name]:.4f} without the runs of --exclude, {text}.")
     sections = [Section("Fit", said)]
     if options.budget:
-        progress(f"bootstrap, {options.bootstrap} resamples")
-        drawn = draw(runs, result, options.bootstrap, options.seed, options.workers)
+        progress(f"bootstrap, {options.resamples} resamples")
+        drawn = draw(runs, result, options.resamples, options.seed, options.workers)
         for budget in options.budget:
             forecasted = forecast(runs, result, budget, drawn, options.inference_cap)
             found["forecasts"].append(forecasted)

@@ -26,7 +26,7 @@ def run(options: argparse.Namespace) -> int:
         load_grid(),
         starts=options.starts,
         seed=options.seed,
-        resamples=options.bootstrap,
+        resamples=options.resamples,
         workers=options.workers,
         progress=common.progress(options),
     )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from fitting.data.plain import plain
+from fitting.data.plain import optional, plain
 from fitting.data.runs import Exclusion
 from fitting.laws import Law
 
@@ -72,6 +72,21 @@ class Starts:
     """Those that ended within 1e-6, relative, of the best objective."""
 
 
+@dataclass(frozen=True)
+class EffectiveRatio:
+    """Sizes of the model with r recurrences relative to that of r=1 at one width, and its training FLOPs per token.
+
+    `effective` is (N_once + m·N_rec)/N(r=1), which hardly depends on where the injection is counted; `unique` is
+    N(r)/N(r=1).
+    """
+
+    r: float
+    d_model: float
+    effective: float
+    unique: float
+    flops_per_token: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class FitSummary:
     """A fit as a report holds it, without arrays over runs. Units and meaning are those of `FitResult`."""
@@ -96,9 +111,26 @@ class FitSummary:
     """None where a parameter has no effect."""
     second_solver: SolverCheck | None
     excluded: tuple[Exclusion, ...]
+    effective_ratios: tuple[EffectiveRatio, ...] = optional()
+    description: str = optional()
+    """Of the split, where several are compared."""
+    phi: float = optional()
+    """Where it was held."""
+    r: float = optional()
+    """Of the runs, where they all have this one."""
+    theta: tuple[float, ...] = optional()
+    """The solver's coordinates."""
 
 
-Summary = TypeVar("Summary", bound=FitSummary)
+@dataclass(frozen=True, kw_only=True)
+class Refused:
+    """A fit that the runs cannot carry, or a split that is not defined for them: `message` says why."""
+
+    status: str
+    message: str
+    split: str = optional()
+    description: str = optional()
+    r: float = optional()
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,8 +188,8 @@ class FitResult:
         """The interval of a parameter that is to be quoted; None if none was estimated."""
         return recommended(self.intervals.get(name, ()))
 
-    def summary(self, kind: type[Summary], **more: Any) -> Summary:
-        """What a report holds of this fit; `kind` may be a subclass of `FitSummary` with the fields in `more`."""
+    def summary(self, **more: Any) -> FitSummary:
+        """What a report holds of this fit; `more` are those fields that only some fits have."""
         names = list(self.parameters)
         rows = [[c if np.isfinite(c) else None for c in row] for row in self.correlations.tolist()]
         same = {f.name: getattr(self, f.name) for f in fields(FitSummary) if hasattr(self, f.name)}
@@ -171,10 +203,11 @@ class FitResult:
                 a: dict(zip(names, row, strict=True)) for a, row in zip(names, rows, strict=True)
             },
             "second_solver": self.check,
+            "theta": None,
         }
-        return kind(**same | told | more)
+        return FitSummary(**same | told | more)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        told: dict[str, Any] = plain(self.summary(FitSummary))
+        told: dict[str, Any] = plain(self.summary())
         return told

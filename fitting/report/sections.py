@@ -9,19 +9,16 @@ from collections.abc import Sequence
 
 from fitting.data.runs import Exclusion
 from fitting.estimation.diagnostics import Attempt, RivalFit, RivalRefused
-from fitting.estimation.results import FitResult, FitSummary
+from fitting.estimation.results import FitResult, FitSummary, Refused
 from fitting.report.document import Row, Section, Table, interval_text, significant
 from fitting.studies.allocation import Allocation, AllocationRefused, Exponents, Minimum
 from fitting.studies.analysis import (
     Analysis,
     Data,
-    NoFitOfR,
     Residuals,
     ScatterRefused,
-    SplitFit,
-    SplitUndefined,
 )
-from fitting.studies.paper import Distance
+from fitting.studies.paper import Distance, PaperRefit
 
 _OF_CHINCHILLA = ("A", "alpha", "B", "beta", "E")
 
@@ -44,7 +41,7 @@ def sections(analysis: Analysis) -> list[Section]:
 
 def fit_sections(result: FitResult) -> list[Section]:
     """What a fit alone says."""
-    fit = result.summary(FitSummary)
+    fit = result.summary()
     return [Section("Fit", [*_of_fit(fit), *_correlations(fit)])]
 
 
@@ -150,7 +147,7 @@ def _published(found: Distance) -> Section:
     row = [f"published, split {found.split}", f"{found.phi:.3f}", f"[{low:.2f}, {high:.2f}]"]
     rows = [[*row, f"{found.difference:+.4f}", ""]]
     refit = found.refit
-    if refit.phi is not None:
+    if isinstance(refit, PaperRefit):
         row = [f"the paper's runs fitted here, split {refit.split}", f"{refit.phi:.4f}", "-"]
         rows.append([*row, f"{refit.difference:+.4f}", refit.status])
     note = (
@@ -161,10 +158,10 @@ def _published(found: Distance) -> Section:
     return Section("Beside the paper's phi", [Table(header, rows), note])
 
 
-def _splits(splits: Sequence[SplitFit | SplitUndefined], recurrences: Sequence[float]) -> Section:
+def _splits(splits: Sequence[FitSummary | Refused], recurrences: Sequence[float]) -> Section:
     rows: list[Row] = []
     for s in splits:
-        if isinstance(s, SplitUndefined):
+        if isinstance(s, Refused):
             rows.append([s.split, "-", "", "", s.status, s.message])
             continue
         effective = " ".join(f"{e.effective:.3f}" for e in s.effective_ratios)
@@ -180,10 +177,10 @@ def _splits(splits: Sequence[SplitFit | SplitUndefined], recurrences: Sequence[f
     return Section("phi by split", [Table(header, rows), note])
 
 
-def _parameters(label: str, fits: Sequence[tuple[str, FitSummary | NoFitOfR]]) -> Table:
+def _parameters(label: str, fits: Sequence[tuple[str, FitSummary | Refused]]) -> Table:
     rows: list[Row] = []
     for name, f in fits:
-        if isinstance(f, NoFitOfR):
+        if isinstance(f, Refused):
             rows.append([name, *["-"] * (len(_OF_CHINCHILLA) + 2), f"{f.status}: {f.message}"])
             continue
         values = [significant(f.parameters[n], 4) for n in _OF_CHINCHILLA]

@@ -27,10 +27,10 @@ from fitting.estimation.diagnostics import (
 from fitting.estimation.fits import fit
 from fitting.estimation.profile import profile_curve
 from fitting.estimation.resampling import bootstrap
-from fitting.estimation.results import FitResult, FitSummary
+from fitting.estimation.results import FitResult, FitSummary, Refused
 from fitting.laws import ChinchillaLaw, FixedPower, JointLaw, Law, Power
 from fitting.studies.allocation import Allocation, Minimum, allocate, minima, parabolas
-from fitting.studies.curves import Curves, EffectiveRatio, curves, effective_ratios, phi_path
+from fitting.studies.curves import Curves, curves, effective_ratios, phi_path
 from fitting.studies.paper import Distance, distance
 
 Progress = Callable[[str], None]
@@ -99,54 +99,6 @@ class ProfileCurve:
     statistic: tuple[float, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SizedFit(FitSummary):
-    """A fit with the effective sizes that follow from it."""
-
-    effective_ratios: tuple[EffectiveRatio, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SplitFit(SizedFit):
-    """A fit under one split."""
-
-    description: str
-
-
-@dataclass(frozen=True)
-class SplitUndefined:
-    """A split that is not defined for the runs, and why."""
-
-    split: str
-    description: str
-    message: str
-    status: str = "undefined"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RestrictedFit(FitSummary):
-    """The law with phi held."""
-
-    phi: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class FitOfR(FitSummary):
-    """The Chinchilla law fitted to one r; `theta` are the solver's coordinates."""
-
-    r: float
-    theta: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class NoFitOfR:
-    """Why the runs of one r cannot carry the Chinchilla law."""
-
-    r: float
-    message: str
-    status: str = "not identified"
-
-
 @dataclass(frozen=True)
 class ScatterRefused:
     """Why the scatter of runs and cells is not known."""
@@ -174,12 +126,12 @@ class Analysis:
     """The fit with the runs that --exclude takes out."""
     intervals_refused: str | None = optional()
     profile: ProfileCurve | None = optional()
-    fit: SizedFit
+    fit: FitSummary
     published: Distance | None = optional()
-    splits: tuple[SplitFit | SplitUndefined, ...] | None = optional()
-    restricted: tuple[RestrictedFit, ...] | None = optional()
+    splits: tuple[FitSummary | Refused, ...] | None = optional()
+    restricted: tuple[FitSummary, ...] | None = optional()
     phi_path: tuple[dict[str, float], ...] | None = optional()
-    chinchilla: tuple[FitOfR | NoFitOfR, ...]
+    chinchilla: tuple[FitSummary | Refused, ...]
     halves: tuple[Half, ...]
     leave_out: dict[str, tuple[LeftOut, ...]]
     residuals: Residuals
@@ -244,7 +196,7 @@ def analyse(
         for phi in (0.0, 1.0):
             progress(f"restricted fit phi = {phi:g}")
             restricted[phi] = fit(runs, JointLaw(FixedPower(phi), law.split), **search)
-        more["restricted"] = tuple(f.summary(RestrictedFit, phi=phi) for phi, f in restricted.items())
+        more["restricted"] = tuple(f.summary(phi=phi) for phi, f in restricted.items())
         more["phi_path"] = phi_path(runs, result, settings.workers)
     progress("Chinchilla law per r")
     rows, alone = _chinchilla(runs, search)
@@ -268,7 +220,7 @@ def analyse(
         settings=settings,
         data=_data(runs, result),
         parameter_of_interest=name,
-        fit=result.summary(SizedFit, effective_ratios=effective_ratios(runs, result.law, result.theta)),
+        fit=result.summary(effective_ratios=effective_ratios(runs, result.law, result.theta)),
         chinchilla=rows,
         halves=by_half,
         leave_out=left_out,
@@ -328,9 +280,9 @@ def _data(runs: Runs, result: FitResult) -> Data:
 
 def _splits(
     runs: Runs, result: FitResult, settings: Settings, search: dict[str, Any], progress: Progress
-) -> tuple[SplitFit | SplitUndefined, ...]:
+) -> tuple[FitSummary | Refused, ...]:
     chosen = [PAPER, INJECTION_ONCE, REGRESSED] if settings.all_splits else []
-    rows: list[SplitFit | SplitUndefined] = []
+    rows: list[FitSummary | Refused] = []
     for split in [result.law.split, *[s for s in chosen if s is not result.law.split]]:
         other = result
         try:
@@ -343,21 +295,24 @@ def _splits(
                         other = _bootstrap(runs, other, settings, ["phi"])
             ratios = effective_ratios(runs, other.law, other.theta)
         except FitError as error:
-            rows.append(SplitUndefined(split.name, split.description, str(error)))
+            text = str(error)
+            rows.append(
+                Refused(split=split.name, description=split.description, status="undefined", message=text)
+            )
         else:
-            rows.append(other.summary(SplitFit, description=split.description, effective_ratios=ratios))
+            rows.append(other.summary(description=split.description, effective_ratios=ratios))
     return tuple(rows)
 
 
 def _chinchilla(
     runs: Runs, search: dict[str, Any]
-) -> tuple[tuple[FitOfR | NoFitOfR, ...], dict[float, FitResult]]:
-    rows: list[FitOfR | NoFitOfR] = []
+) -> tuple[tuple[FitSummary | Refused, ...], dict[float, FitResult]]:
+    rows: list[FitSummary | Refused] = []
     alone = {}
     for r in map(float, runs.recurrences):
         try:
             alone[r] = fit(runs.take(runs.r == r), ChinchillaLaw(), **search)
-            rows.append(alone[r].summary(FitOfR, r=r, theta=tuple(alone[r].theta.tolist())))
+            rows.append(alone[r].summary(r=r, theta=tuple(alone[r].theta.tolist())))
         except FitError as error:
-            rows.append(NoFitOfR(r, str(error)))
+            rows.append(Refused(r=r, status="not identified", message=str(error)))
     return tuple(rows), alone

@@ -9,7 +9,7 @@ import numpy as np
 
 from fitting.data.runs import Runs
 from fitting.errors import FitError
-from fitting.estimation.results import FitResult
+from fitting.estimation.results import EffectiveRatio, FitResult
 from fitting.estimation.solver import Problem, minimise
 from fitting.laws import AdditiveLaw, Law
 from fitting.studies.allocation import law_optimum
@@ -25,21 +25,6 @@ def common_width(runs: Runs) -> float:
     ]
     candidates = shared or np.unique(runs.d_model).tolist()
     return float(max(candidates, key=lambda d: ((runs.d_model == d).sum(), -d)))
-
-
-@dataclass(frozen=True)
-class EffectiveRatio:
-    """Sizes of the model with r recurrences relative to that of r=1 at one width, and its training FLOPs per token.
-
-    `effective` is (N_once + m·N_rec)/N(r=1), which hardly depends on where the injection is counted; `unique` is
-    N(r)/N(r=1).
-    """
-
-    r: float
-    d_model: float
-    effective: float
-    unique: float
-    flops_per_token: float
 
 
 def effective_ratios(

@@ -6,18 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fitting.data.plain import optional
 from fitting.data.runs import Runs
 from fitting.data.splits import INJECTION_ONCE, PAPER, REGRESSED
 from fitting.errors import FitError
 from fitting.estimation.diagnostics import GroupResidual, residual_summary
 from fitting.estimation.fits import fit, fit_architectures
 from fitting.estimation.resampling import bootstrap
-from fitting.estimation.results import FitResult, FitSummary
+from fitting.estimation.results import EffectiveRatio, FitResult, FitSummary, Refused
 from fitting.laws import FixedPower, JointLaw, Multiplier, Power
 from fitting.published import load_grid, reference
 from fitting.studies.allocation import Allocation, allocate, parabolas
-from fitting.studies.curves import EffectiveRatio, effective_ratios
+from fitting.studies.curves import effective_ratios
 
 _STARTS = 100
 LOWER_HALF, UPPER_HALF, FOUR_LOWER = "budget<=2.15e18", "budget>=4.64e18", "budget<=4.64e18"
@@ -34,16 +33,16 @@ _EVERY: tuple[tuple[str, Multiplier, tuple[str, ...]], ...] = (
 
 @dataclass(frozen=True)
 class PaperRefit:
-    """The paper's runs fitted under the split of another fit; without a phi where the split is undefined for them."""
+    """The paper's runs fitted under the split of another fit."""
 
     split: str
     status: str
     message: str
-    phi: float | None = optional()
-    runs: int | None = optional()
-    difference: float | None = optional()
+    phi: float
+    runs: int
+    difference: float
     """The other fit's phi minus this one."""
-    inside_interval: bool | None = None
+    inside_interval: bool | None
     """Whether the other fit's recommended interval holds this phi; None without an interval."""
 
 
@@ -57,7 +56,7 @@ class Distance:
     source: str
     difference: float
     inside_interval: bool | None
-    refit: PaperRefit
+    refit: PaperRefit | Refused
 
 
 def distance(result: FitResult, seed: int = 0, workers: int | None = None) -> Distance:
@@ -72,7 +71,7 @@ def distance(result: FitResult, seed: int = 0, workers: int | None = None) -> Di
         grid = load_grid()
         other = fit(grid, JointLaw(split=split), starts=_STARTS, seed=seed, workers=workers)
     except FitError as error:
-        refit = PaperRefit(split.name, "undefined", str(error))
+        refit: PaperRefit | Refused = Refused(split=split.name, status="undefined", message=str(error))
     else:
         phi, status = other["phi"], other.status.value
         apart = result["phi"] - phi
@@ -137,7 +136,7 @@ def replicate(
             whole.append(result)
             ratios = effective_ratios(part, result.law, result.theta, 640.0)
             residuals = residual_summary(result.residuals, part.r)
-            joint.append(JointFit(name, result.summary(FitSummary), ratios, residuals))
-    alone = {f"{r:g}": result.summary(FitSummary) for r, result in own.items()}
+            joint.append(JointFit(name, result.summary(), ratios, residuals))
+    alone = {f"{r:g}": result.summary() for r, result in own.items()}
     first = whole[0]
     return Replication(alone, tuple(joint), allocate(runs, first, own, parabolas(runs, first.law)))
