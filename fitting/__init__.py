@@ -1,8 +1,7 @@
 """Scaling laws of looped language models, fitted from run records: numpy and scipy only, never torch.
 
-`load_runs`, `fit`, `bootstrap`, `compare` and the laws are here by name, loaded on first use, so that
-importing this package (or `fitting.records` from a training callback) costs nothing. See
-`fitting/README.md` for a worked example.
+`load_runs`, `fit`, `bootstrap`, `compare` and the laws are here by name, loaded on first use, so that importing this
+package (or `fitting.records` from a training callback) costs nothing. See `fitting/README.md` for a worked example.
 """
 
 from __future__ import annotations
@@ -10,46 +9,25 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-_PUBLIC = {
-    "RunRecord": "records",
-    "RecordError": "records",
-    "FitError": "errors",
-    "Runs": "data.runs",
-    "load_runs": "data.loading",
-    "Law": "laws.laws",
-    "Inputs": "laws.laws",
-    "AdditiveLaw": "laws.laws",
-    "ChinchillaLaw": "laws.laws",
-    "JointLaw": "laws.laws",
-    "LossShift": "laws.laws",
-    "Multiplier": "laws.multipliers",
-    "Power": "laws.multipliers",
-    "FixedPower": "laws.multipliers",
-    "PerRecurrence": "laws.multipliers",
-    "Saturating": "laws.multipliers",
-    "LogGrowth": "laws.multipliers",
-    "DriftingPower": "laws.multipliers",
-    "TokenDriftingPower": "laws.multipliers",
-    "PAPER": "data.splits",
-    "INJECTION_ONCE": "data.splits",
-    "REGRESSED": "data.splits",
-    "REGRESSED_AS_LINEAR": "data.splits",
-    "fit": "estimation.fits",
-    "fit_architectures": "estimation.fits",
-    "FitResult": "estimation.results",
-    "Status": "estimation.results",
-    "Interval": "estimation.results",
-    "load_grid": "published",
-    "bootstrap": "estimation.resampling",
-    "compare": "studies.comparison",
-    "Comparison": "studies.comparison",
-    "analyse": "studies.analysis",
-    "Settings": "studies.analysis",
-    "write_report": "report.report",
-    "plan": "studies.planner",
-    "Noise": "studies.planner",
-    "forecast": "studies.prediction",
+_MODULES = {
+    "records": "RunRecord RecordError",
+    "errors": "FitError",
+    "data.runs": "Runs",
+    "data.loading": "load_runs",
+    "data.splits": "PAPER INJECTION_ONCE REGRESSED REGRESSED_AS_LINEAR",
+    "published": "load_grid",
+    "laws": "Law Inputs AdditiveLaw ChinchillaLaw JointLaw LossShift Multiplier Power FixedPower PerRecurrence "
+    "Saturating LogGrowth DriftingPower TokenDriftingPower",
+    "estimation.fits": "fit fit_architectures",
+    "estimation.results": "FitResult Status Interval",
+    "estimation.resampling": "bootstrap",
+    "studies.analysis": "analyse Analysis Settings",
+    "studies.comparison": "compare Comparison",
+    "studies.planner": "plan Noise",
+    "studies.prediction": "forecast",
+    "report.report": "write_report text",
 }
+_PUBLIC = {name: module for module, names in _MODULES.items() for name in names.split()}
 __all__ = sorted(_PUBLIC)
 
 

@@ -6,8 +6,9 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
 
-from fitting.commands import common, compare, fit, page, plan, predict, published, verify
 from fitting.errors import FitError
 from fitting.records import RecordError
 
@@ -15,40 +16,46 @@ from fitting.records import RecordError
 # this when numpy is first imported, which no command has done yet.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-_COMMANDS = {
-    "fit": fit,
-    "compare": compare,
-    "plan": plan,
-    "predict": predict,
-    "published": published,
-    "verify": verify,
-    "page": page,
+COMMANDS = {
+    "fit": "Fit a scaling law to runs, with intervals, diagnostics and allocation.",
+    "compare": "Compare a case study with its baseline: delta phi three ways, the rival shift, and the channels.",
+    "plan": "How well a planned grid would determine phi (or delta phi), and which added run helps most per FLOP.",
+    "predict": "What a fitted law says about budgets: size, tokens, loss with prediction interval, and the best r.",
+    "published": "Fit the shipped grid of the paper and print every value beside the published one.",
+    "verify": "Derive the numbers of a report from its runs again and say which differ.",
 }
+"""Command -> the first line of its module in `fitting.commands`, which is loaded for that command alone."""
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser with every command and option."""
+def build_parser(asked: str | None = None) -> argparse.ArgumentParser:
+    """The parser, with the options of the command that is `asked` for, or of every command."""
     parser = argparse.ArgumentParser(prog="python -m fitting", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, module in _COMMANDS.items():
-        summary = (module.__doc__ or "").strip().split("\n")[0]
+    for name, summary in COMMANDS.items():
         command = commands.add_parser(
-            name,
-            help=summary,
-            description=module.__doc__,
-            allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            name, help=summary, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
         )
-        module.add_arguments(command)
+        if asked in (None, name):
+            module = _module(name)
+            command.description = module.__doc__
+            module.add_arguments(command)
     return parser
+
+
+def _module(name: str) -> Any:
+    return import_module(f"fitting.commands.{name}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0, 1 for a fit that is not to be trusted, 2 for bad input, 130 if interrupted."""
-    options = build_parser().parse_args(arguments)
+    from fitting.commands import common
+
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    options = build_parser(words[0] if words else "").parse_args(words)
     try:
         common.check_numbers(options)
-        return _COMMANDS[options.command].run(options)
+        status: int = _module(options.command).run(options)
+        return status
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return common.INTERRUPTED
@@ -60,6 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 0
     except OSError as error:
+        if error.filename is None:
+            raise
         print(f"error: {error}. Check the path, the permissions and the free space", file=sys.stderr)
         return common.BAD_INPUT
 

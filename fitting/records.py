@@ -1,10 +1,10 @@
 """The run record: one JSON file per training run, the only thing that training hands to fitting.
 
-The schema is the frozen dataclass `RunRecord`. Everything in it is a plain JSON type, so that the same object
-can be written beside a checkpoint, stored under one key inside it and read back years later without this
-package's classes. What training and fitting must agree on beside the schema stands here, too, since training imports
-nothing else of `fitting`: where a record lies, what its architecture is called, how files are written. Only the
-standard library is imported: the training callback pays nothing for it.
+The schema is the frozen dataclass `RunRecord`. Everything in it is a plain JSON type, so that the same object can be
+written beside a checkpoint, stored under one key inside it and read back years later without this package's classes.
+Training imports nothing else of `fitting`, so this file also holds what both must agree on: the path of a record, the
+name of its architecture, and how files are written. It imports only the standard library and costs a training callback
+nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -126,20 +126,15 @@ class RunRecord:
 
     @classmethod
     def from_json(cls, text: str, source: str = "run record") -> RunRecord:
-        """Parse a JSON text. Raises `RecordError` if it is no JSON or not a record of this schema version."""
+        """Parse a JSON text. Raises `RecordError` if it is not JSON or not a record of this schema version."""
         try:
             data = json.loads(text)
         except json.JSONDecodeError as error:
-            raise RecordError(
-                source, None, f"is not valid JSON ({error})", "Write it again, or leave it out"
-            ) from None
+            reason = f"is not valid JSON ({error})"
+            raise RecordError(source, None, reason, "Write it again, or leave it out") from None
         if not isinstance(data, dict):
-            raise RecordError(
-                source,
-                None,
-                f"holds a {type(data).__name__}, not an object",
-                "A run record is one JSON object",
-            )
+            reason = f"holds a {type(data).__name__}, not an object"
+            raise RecordError(source, None, reason, "A run record is one JSON object")
         return cls.from_dict(data, source)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -152,18 +147,21 @@ class RunRecord:
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise RecordError(
-                str(path), None, f"cannot be read ({error})", "Check the path and the file"
-            ) from None
+            reason = f"cannot be read ({error})"
+            raise RecordError(str(path), None, reason, "Check the path and the file") from None
         return cls.from_json(text, str(path))
 
 
+TRAINING_COMPONENTS = ("optimizer", "horizon", "transfer", "schedule")
+"""Components of a record that do not belong to its architecture. All others do, those of later seams too."""
+UNNAMED_COMPONENTS = {"lanes": "SingleLane", "residual": "PlainResidual", "recurrences": "FixedRecurrences"}
+"""Seam -> the component that a label leaves out: models made before the seam existed behave like it."""
+_GRADIENTS = ("bptt", "recurrences")
 # The names that CSV files use for the shipped components, so that records and CSV rows make one architecture.
-_NAMES = {
+_CSV_NAMES = {
     "LinearInjection": "linear",
     "AdditiveInjection": "additive",
     "PassthroughInjection": "passthrough",
-    "SingleLane": "",
     "FullBPTT": "full",
     "TruncatedBPTT": "truncated",
     "PassthroughInjection+HyperConnectionLanes(num_lanes=2)": "hyperconnections",
@@ -172,44 +170,37 @@ _NAMES = {
 
 
 def architecture(components: Mapping[str, Mapping[str, Any]], num_recurrences: int) -> tuple[str, str]:
-    """(injection with lanes, gradients) in the words of the CSV files; a component of one's own keeps its
-    label. Counts of recurrences that are drawn in training stand beside the gradients; their seed does not.
+    """(injection with lanes and all other components of the model, gradients), in the words of the CSV files. A
+    component of your own keeps its label. Where training draws the number of recurrences, the gradients' label names
+    the distribution, without its seed.
 
     `components` are those of a run record.
     """
-    injection, bptt = _fixed_architecture(components, num_recurrences)
-    counts = components.get("recurrences")
-    if counts is not None:
-        init_args = {k: v for k, v in counts["init_args"].items() if k != "seed"}
-        label = _label({"recurrences": {**counts, "init_args": init_args}}, "recurrences")
-        if label != "FixedRecurrences":
-            return injection, f"{bptt}+{label}"
-    return injection, bptt
-
-
-def _fixed_architecture(components: Mapping[str, Mapping[str, Any]], num_recurrences: int) -> tuple[str, str]:
-    if num_recurrences == 1:
-        return "none", "full"
-    parts = [_label(components, "injection")]
-    # Records of models made before a seam existed do not name it.
-    parts += [_label(components, seam) for seam in ("lanes", "residual") if seam in components]
-    parts = [part for part in parts if part != "PlainResidual"]
-    whole = "+".join(parts)
-    injection = _NAMES.get(whole) or "+".join(filter(None, (_NAMES.get(part, part) for part in parts)))
-    bptt = _label(components, "bptt")
-    return injection, _NAMES.get(bptt, bptt)
+    injection, bptt = "none", "full"
+    if num_recurrences > 1:
+        others = [seam for seam in components if seam not in ("injection", *_GRADIENTS, *TRAINING_COMPONENTS)]
+        parts = list(filter(None, (_label(components, seam) for seam in ("injection", *others))))
+        whole = "+".join(parts)
+        injection = _CSV_NAMES.get(whole) or "+".join(_CSV_NAMES.get(part, part) for part in parts)
+        bptt = _label(components, "bptt")
+    drawn = _label(components, "recurrences") if "recurrences" in components else ""
+    return injection, "+".join(filter(None, (_CSV_NAMES.get(bptt, bptt), drawn)))
 
 
 def _label(components: Mapping[str, Mapping[str, Any]], seam: str) -> str:
+    """Class and arguments of a component; empty for the one that a label leaves out."""
     if seam not in components:
         return "unnamed"
-    arguments = {k: v for k, v in components[seam]["init_args"].items() if v is not None}
+    unsaid = {"seed"} if seam == "recurrences" else set()
+    arguments = {k: v for k, v in components[seam]["init_args"].items() if v is not None and k not in unsaid}
     name = str(components[seam]["class_path"]).rpartition(".")[2]
-    return f"{name}({', '.join(f'{k}={v}' for k, v in sorted(arguments.items()))})" if arguments else name
+    if arguments:
+        return f"{name}({', '.join(f'{k}={v}' for k, v in sorted(arguments.items()))})"
+    return "" if name == UNNAMED_COMPONENTS.get(seam) else name
 
 
 def record_path(checkpoint: str | os.PathLike[str]) -> Path:
-    """Where the record of a checkpoint lies: beside it, `<stem>.run.json`."""
+    """The path of a checkpoint's record: beside it, `<stem>.run.json`."""
     path = Path(checkpoint)
     return path.with_name(path.stem + RECORD_SUFFIX)
 
@@ -276,125 +267,101 @@ _POSITIVE_WHEN_COMPLETED = ("steps", "tokens", "training_flops", "n_once")
 _CHOICES = {"status": STATUSES, "flops_convention": FLOPS_CONVENTIONS}
 
 
+_Wrong = tuple[str | None, str, str]
+"""Field, reason and way out of something that is wrong with a record."""
+
+
 def _check(data: Mapping[str, Any], source: str) -> None:
-    """The one place where records are judged; raises `RecordError` for the first thing that is wrong."""
+    """The one place that judges records. Raises `RecordError` for the first thing that is wrong."""
+    for field, reason, way_out in _wrongs(data):
+        raise RecordError(source, field, reason, way_out)
+
+
+def _wrongs(data: Mapping[str, Any]) -> Iterator[_Wrong]:
     version = data.get("schema_version")
     if version != RunRecord.SCHEMA_VERSION or isinstance(version, bool):
-        raise RecordError(
-            source,
-            "schema_version",
-            f"is {version!r}, this version of fitting reads {RunRecord.SCHEMA_VERSION}",
-            "Write the record again with this version of the code, or read it with the version that wrote it",
+        reason = f"is {version!r}, this version of fitting reads {RunRecord.SCHEMA_VERSION}"
+        way_out = (
+            "Write the record again with this version of the code, or read it with the version that wrote it"
         )
+        yield "schema_version", reason, way_out
     missing = [name for name in _FIELDS if name not in data and name not in _LATER]
     if missing:
-        raise RecordError(
-            source, missing[0], "is missing", f"Missing in all: {', '.join(missing)}; write the record again"
-        )
+        yield missing[0], "is missing", f"Missing in all: {', '.join(missing)}; write the record again"
     unknown = [str(name) for name in data if name not in _FIELDS]
     if unknown:
-        raise RecordError(
-            source, unknown[0], "is unknown to this schema version", "Remove it, or raise the schema version"
-        )
+        way_out = "Remove it, or raise the schema version"
+        yield unknown[0], "is unknown to this schema version", way_out
     for name, annotation in _FIELDS.items():
         if name in data:
-            _check_value(name, annotation, data[name], source)
-    _check_together(data, source)
-
-
-def _check_value(name: str, annotation: str, value: Any, source: str) -> None:
-    kind, _, rest = annotation.partition("|")
-    base = kind.strip().partition("[")[0]
-    if value is None:
-        if rest.strip() == "None":
-            return
-        raise RecordError(
-            source, name, f"is null but must be of type {annotation}", "Fill it in and write it again"
-        )
-    if isinstance(value, bool) or not isinstance(value, _PYTHON_TYPES[base]):
-        raise RecordError(
-            source,
-            name,
-            f"is {value!r} of type {type(value).__name__}, not {annotation}",
-            "Correct the writer",
-        )
-    if isinstance(value, dict):
-        _check_plain(name, value, source)
-    if isinstance(value, int | float):
-        if not math.isfinite(value):
-            raise RecordError(
-                source, name, f"is {value!r}, not a finite number", "Mark the run as diverged or leave it out"
-            )
-        if (name in _POSITIVE and value <= 0) or (name in _NOT_NEGATIVE and value < 0):
-            sign = "positive" if name in _POSITIVE else "zero or more"
-            raise RecordError(
-                source, name, f"is {value!r} but must be {sign}", "Correct it or leave the run out"
-            )
-    if name in _CHOICES and value not in _CHOICES[name]:
-        raise RecordError(source, name, f"is {value!r}", f"Use one of: {', '.join(_CHOICES[name])}")
-
-
-def _check_together(data: Mapping[str, Any], source: str) -> None:
+            yield from _wrong_value(name, annotation, data[name])
     if data["status"] == "completed":
-        if data["val_loss"] is None:
-            raise RecordError(
-                source,
-                "val_loss",
-                "is null in a completed run",
-                "Validate the checkpoint, or set another status",
-            )
-        for name in _POSITIVE_WHEN_COMPLETED:
-            if data[name] <= 0:
-                raise RecordError(
-                    source, name, f"is {data[name]!r} in a completed run", "Correct it or set another status"
-                )
-        if data["val_step"] != data["steps"]:
-            raise RecordError(
-                source,
-                "val_step",
-                f"is {data['val_step']!r} in a run completed at step {data['steps']}, so val_loss is not the "
-                "loss of the whole run",
-                "Validate at the last step, or set another status",
-            )
-        spent = data["tokens"] * data["flops_per_token"]
-        if abs(data["training_flops"] / spent - 1) > FLOPS_TOLERANCE:
-            raise RecordError(
-                source,
-                "training_flops",
-                f"is {data['training_flops']:.6g}, but tokens·flops_per_token is {spent:.6g}",
-                "Correct the wrong one of the three and write the record again",
-            )
+        yield from _wrong_in_completed(data)
     for name, component in data["components"].items():
         shape = {"class_path": str, "init_args": dict}
         if not isinstance(component, dict) or any(
             not isinstance(component.get(k), t) for k, t in shape.items()
         ):
-            raise RecordError(
-                source,
-                f"components.{name}",
-                f"is {component!r}",
-                'Give {"class_path": str, "init_args": {...}}',
-            )
+            way_out = 'Give {"class_path": str, "init_args": {...}}'
+            yield f"components.{name}", f"is {component!r}", way_out
     for name, count in data["parameters"].items():
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-            raise RecordError(source, f"parameters.{name}", f"is {count!r}", "Give a count, zero or more")
+            yield f"parameters.{name}", f"is {count!r}", "Give a count, zero or more"
 
 
-def _check_plain(path: str, value: Any, source: str) -> None:
+def _wrong_value(name: str, annotation: str, value: Any) -> Iterator[_Wrong]:
+    kind, _, rest = annotation.partition("|")
+    base = kind.strip().partition("[")[0]
+    if value is None:
+        if rest.strip() != "None":
+            yield name, f"is null but must be of type {annotation}", "Fill it in and write it again"
+        return
+    if isinstance(value, bool) or not isinstance(value, _PYTHON_TYPES[base]):
+        yield name, f"is {value!r} of type {type(value).__name__}, not {annotation}", "Correct the writer"
+    if isinstance(value, dict):
+        yield from _not_plain(name, value)
+    if isinstance(value, int | float):
+        if not math.isfinite(value):
+            way_out = "Mark the run as diverged or leave it out"
+            yield name, f"is {value!r}, not a finite number", way_out
+        if (name in _POSITIVE and value <= 0) or (name in _NOT_NEGATIVE and value < 0):
+            sign = "positive" if name in _POSITIVE else "zero or more"
+            yield name, f"is {value!r} but must be {sign}", "Correct it or leave the run out"
+    if name in _CHOICES and value not in _CHOICES[name]:
+        yield name, f"is {value!r}", f"Use one of: {', '.join(_CHOICES[name])}"
+
+
+def _wrong_in_completed(data: Mapping[str, Any]) -> Iterator[_Wrong]:
+    if data["val_loss"] is None:
+        way_out = "Validate the checkpoint, or set another status"
+        yield "val_loss", "is null in a completed run", way_out
+    for name in _POSITIVE_WHEN_COMPLETED:
+        if data[name] <= 0:
+            yield name, f"is {data[name]!r} in a completed run", "Correct it or set another status"
+    if data["val_step"] != data["steps"]:
+        reason = (
+            f"is {data['val_step']!r} in a run completed at step {data['steps']}, so val_loss is not the loss of "
+            "the whole run"
+        )
+        yield "val_step", reason, "Validate at the last step, or set another status"
+    spent = data["tokens"] * data["flops_per_token"]
+    if abs(data["training_flops"] / spent - 1) > FLOPS_TOLERANCE:
+        reason = f"is {data['training_flops']:.6g}, but tokens·flops_per_token is {spent:.6g}"
+        yield "training_flops", reason, "Correct the wrong one of the three and write the record again"
+
+
+def _not_plain(path: str, value: Any) -> Iterator[_Wrong]:
     """Nested values must survive JSON unchanged: no tuples, no NaN, only string keys."""
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
-                raise RecordError(source, path, f"has the key {key!r}, which is no string", "Use string keys")
-            _check_plain(f"{path}.{key}", item, source)
+                yield path, f"has the key {key!r}, which is not a string", "Use string keys"
+            yield from _not_plain(f"{path}.{key}", item)
     elif isinstance(value, list):
         for index, item in enumerate(value):
-            _check_plain(f"{path}[{index}]", item, source)
+            yield from _not_plain(f"{path}[{index}]", item)
     elif isinstance(value, float) and not math.isfinite(value):
-        raise RecordError(
-            source, path, f"is {value!r}, which JSON cannot hold", "Write null or a string instead"
-        )
+        yield path, f"is {value!r}, which JSON cannot hold", "Write null or a string instead"
     elif not isinstance(value, str | int | float | bool | None):
-        raise RecordError(
-            source, path, f"is a {type(value).__name__}, not a plain JSON type", "Convert it before recording"
-        )
+        reason = f"is a {type(value).__name__}, not a plain JSON type"
+        yield path, reason, "Convert it before recording"

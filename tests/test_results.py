@@ -1,15 +1,18 @@
-"""What is committed under results/ holds: every page is what its template gives, every report follows from its runs."""
+"""What is committed under results/ holds: the page is what its template gives, every report follows from its runs."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from fitting.__main__ import main
-from fitting.report.provenance import REPORTS
+from fitting.report.verification import REPORTS
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -21,12 +24,30 @@ def reports() -> list[Path]:
     return found
 
 
-def test_every_page_is_what_its_template_gives(capsys: pytest.CaptureFixture[str]) -> None:
-    templates = sorted(RESULTS.rglob("*.md.in"))
-    assert templates
-    for template in templates:
-        status = main(["page", str(template), "--check"])
-        assert status == 0, capsys.readouterr()
+def made_page(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(folder / "make_readme.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_the_page_is_what_its_template_gives() -> None:
+    done = made_page(RESULTS, "--check")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_number_that_changed_is_found_and_written(tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    shutil.copytree(RESULTS, folder, ignore=shutil.ignore_patterns("*.png"))
+    page, report = folder / "README.md", folder / "nano_report" / "fit.json"
+    analysis = json.loads(report.read_text(encoding="utf-8"))
+    analysis["fit"]["parameters"]["phi"] = 0.123
+    report.write_text(json.dumps(analysis), encoding="utf-8")
+    record = next((folder / "nano_hyperconnections").glob("r2-flops=4e11-size=1-*.run.json"))
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"val_loss": 1.234}), encoding="utf-8")
+    done = made_page(folder, "--check")
+    assert done.returncode == 1 and "is not what README.md.in gives" in done.stderr
+    assert made_page(folder).returncode == 0 and made_page(folder, "--check").returncode == 0
+    text = page.read_text(encoding="utf-8")
+    assert "**0.12**" in text and "**1.234**" in text
 
 
 def test_every_report_follows_from_its_runs(capsys: pytest.CaptureFixture[str]) -> None:

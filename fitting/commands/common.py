@@ -1,36 +1,42 @@
-"""What the commands share: options for runs and laws, progress, output, exit statuses. Loads nothing heavy
-by itself.
-"""
+"""What the commands share: options for runs and laws, progress, output, exit statuses. Nothing heavy is loaded here."""
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import sys
 import time
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from fitting.data.runs import Runs
-    from fitting.laws.laws import Law
+    from fitting.data.splits import Split
+    from fitting.laws import Law
+    from fitting.report.document import Section
+    from fitting.report.report import Reported
 
+T = TypeVar("T")
 OK, NOT_TRUSTED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 LARGEST_PHI = 10
-"""r^phi of a fixed exponent beyond it means nothing, and soon overflows."""
-# Short names of the shipped laws; any other value of --law is a class path.
-LAW_NAMES: dict[str, str] = {
-    "joint": "phi free (default)",
-    "chinchilla": "one architecture, no r",
-    "per-r": "a free multiplier for each r",
-    "saturating": "1 + c(1 - r^-k)",
-    "log": "1 + c·log r",
-    "drift-flops": "phi linear in log C",
-    "drift-tokens": "phi linear in log D",
+"""Beyond it r^phi means nothing, and soon overflows."""
+
+LAW_NAMES = {
+    "joint": ("Power", "phi free (default)"),
+    "chinchilla": ("", "one architecture, no r"),
+    "per-r": ("PerRecurrence", "a free multiplier for each r"),
+    "saturating": ("Saturating", "1 + c(1 - r^-k)"),
+    "log": ("LogGrowth", "1 + c·log r"),
+    "drift-flops": ("DriftingPower", "phi linear in log C"),
+    "drift-tokens": ("TokenDriftingPower", "phi linear in log D"),
 }
+"""Short names of the shipped laws: the joint law's multiplier (none for Chinchilla's), and what help says. Any other
+value of --law is a class path.
+"""
 
 
 def add_run_options(
@@ -53,7 +59,7 @@ def add_run_options(
 
 def add_law_options(parser: argparse.ArgumentParser) -> None:
     """Which law, and how the injection is counted."""
-    listed = ", ".join(f"{name} ({what})" for name, what in LAW_NAMES.items())
+    listed = ", ".join(f"{name} ({what})" for name, (_, what) in LAW_NAMES.items())
     parser.add_argument("--law", default="joint", help=f"{listed}, or the class path of a law of your own")
     parser.add_argument("--phi", type=float, help="fix phi of the joint law to this value")
     parser.add_argument("--split", default="paper", help="where the injection is counted (default: paper)")
@@ -63,7 +69,7 @@ def add_search_options(parser: argparse.ArgumentParser, starts: int = 500, resam
     """How hard to search and how often to resample."""
     parser.add_argument("--starts", type=int, default=starts, help=f"starts of every fit (default: {starts})")
     parser.add_argument(
-        "--bootstrap", type=int, default=resamples, metavar="N",
+        "--bootstrap", dest="resamples", type=int, default=resamples, metavar="N",
         help=f"resamples of every bootstrap, 0 for none (default: {resamples})",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="seed of starts and resamples (default: 0)")
@@ -86,43 +92,38 @@ def add_output_options(parser: argparse.ArgumentParser, report: bool = True) -> 
         parser.add_argument("--overwrite", action="store_true", help="let --report replace an earlier report")
 
 
-def named(paths: Iterable[str]) -> list[str]:
-    """Paths of runs; the word `published` stands for the shipped grid, unless a file has that name."""
-    from fitting.published import GRID
-
-    return [str(GRID) if path == "published" and not Path(path).exists() else path for path in paths]
-
-
 def load(paths: Iterable[str], with_loss: bool = True) -> Runs:
-    """Load runs, named as `named` reads them."""
+    """Load runs, named as `sources.named` reads them."""
+    from fitting.commands.sources import named
     from fitting.data.loading import load_runs
 
     return load_runs(*named(paths), with_loss=with_loss)
 
 
-def select(runs: Runs, options: argparse.Namespace) -> tuple[Runs, Runs]:
-    """The runs to fit, and the same before --exclude. Raises `FitError`."""
+def choices(kind: Callable[..., T], options: argparse.Namespace) -> T:
+    """The dataclass `kind` from the options that have the names of its fields, lists as tuples."""
+    values = (getattr(options, name) for name in inspect.signature(kind).parameters)
+    return kind(*(tuple(value) if isinstance(value, list) else value for value in values))
+
+
+def select(runs: Runs, chosen: Any) -> tuple[Runs, Runs]:
+    """The runs to fit, and the same before --exclude; both rules are attributes of `chosen`. Raises `FitError`."""
     from fitting.errors import FitError
 
-    chosen = runs.where(*options.where)
-    kept = chosen.exclude(*options.exclude)
+    before = runs.where(*chosen.where)
+    kept = before.exclude(*chosen.exclude)
     if not len(kept):
         raise FitError(f"No run is left of {len(runs)} after --where and --exclude. Loosen the rules")
-    return kept, chosen
-
-
-def print_excluded(runs: Runs) -> None:
-    """Every run that was left out, with its rule (F38)."""
-    for gone in runs.excluded:
-        print(f"left out: {gone.source} ({gone.rule})")
+    return kept, before
 
 
 def check_numbers(options: argparse.Namespace) -> None:
-    """Refuse counts that are none, whatever the command. Raises `FitError`."""
+    """Refuse counts that are too small, whatever the command. Raises `FitError`."""
     from fitting.errors import FitError
 
+    named = {"bootstrap": "resamples"}
     for name, least in (("seed", 0), ("bootstrap", 0), ("simulate", 0), ("candidates", 0), ("workers", 1)):
-        value = getattr(options, name, None)
+        value = getattr(options, named.get(name, name), None)
         if value is not None and value < least:
             raise FitError(f"--{name} {value} is too small. Give {least} or more")
 
@@ -135,38 +136,33 @@ def refuse_overwrite_alone(options: argparse.Namespace) -> None:
         raise FitError("--overwrite lets --report replace a report, and there is no --report")
 
 
-def law_of(options: argparse.Namespace) -> Law:
-    """The law that --law, --phi and --split describe. Raises `FitError`."""
+def law_of(chosen: Any) -> Law:
+    """The law that --law, --phi and --split describe, attributes of `chosen`. Raises `FitError`."""
+    from fitting import laws
     from fitting.data.splits import split_named
     from fitting.errors import FitError
-    from fitting.laws import laws, multipliers
 
-    split = split_named(options.split)
-    if options.phi is not None:
-        if options.law != "joint":
+    split = split_named(chosen.split)
+    if chosen.phi is not None:
+        if chosen.law != "joint":
             raise FitError(
-                f"--phi fixes the exponent of the joint law and says nothing to --law {options.law}"
+                f"--phi fixes the exponent of the joint law and says nothing to --law {chosen.law}"
             )
-        if not abs(options.phi) <= LARGEST_PHI:
-            raise FitError(f"--phi is {options.phi:g}; it must lie between -{LARGEST_PHI} and {LARGEST_PHI}")
-        return laws.JointLaw(multipliers.FixedPower(options.phi), split)
-    shipped: dict[str, Callable[[], Law]] = {
-        "joint": lambda: laws.JointLaw(split=split),
-        "chinchilla": laws.ChinchillaLaw,
-        "per-r": lambda: laws.JointLaw(multipliers.PerRecurrence(), split),
-        "saturating": lambda: laws.JointLaw(multipliers.Saturating(), split),
-        "log": lambda: laws.JointLaw(multipliers.LogGrowth(), split),
-        "drift-flops": lambda: laws.JointLaw(multipliers.DriftingPower(), split),
-        "drift-tokens": lambda: laws.JointLaw(multipliers.TokenDriftingPower(), split),
-    }
-    if options.law in shipped:
-        return shipped[options.law]()
-    return _user_law(options.law, split)
+        if not abs(chosen.phi) <= LARGEST_PHI:
+            raise FitError(f"--phi is {chosen.phi:g}; it must lie between -{LARGEST_PHI} and {LARGEST_PHI}")
+        return laws.JointLaw(laws.FixedPower(chosen.phi), split)
+    if chosen.law == "chinchilla":
+        return laws.ChinchillaLaw()
+    if chosen.law in LAW_NAMES:
+        multiplier: laws.Multiplier = getattr(laws, LAW_NAMES[chosen.law][0])()
+        return laws.JointLaw(multiplier, split)
+    return _user_law(chosen.law, split)
 
 
-def _user_law(path: str, split: Any) -> Law:
+def _user_law(path: str, split: Split) -> Law:
+    """A law by class path. What goes wrong inside the user's module is a bug there and passes through."""
     from fitting.errors import FitError
-    from fitting.laws.laws import Law
+    from fitting.laws import Law
 
     module_name, _, class_name = path.rpartition(".")
     if not module_name:
@@ -176,21 +172,22 @@ def _user_law(path: str, split: Any) -> Law:
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        found = getattr(import_module(module_name), class_name)
-    except ImportError as error:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
         raise FitError(
             f"--law {path}: {error}. Check the class path; the working folder is searched first"
         ) from None
-    except AttributeError:
-        raise FitError(f"--law {path}: the module {module_name} has no {class_name}") from None
+    found = getattr(module, class_name, None)
+    if found is None:
+        raise FitError(f"--law {path}: the module {module_name} has no {class_name}")
     if not (isinstance(found, type) and issubclass(found, Law)):
         raise FitError(f"--law {path} is no subclass of fitting.Law")
-    try:
-        law = found()
-    except TypeError as error:
-        raise FitError(
-            f"--law {path} cannot be made without arguments ({error}). Give them defaults"
-        ) from None
+    needed = [p.name for p in inspect.signature(found).parameters.values() if p.default is p.empty]
+    if needed:
+        raise FitError(f"--law {path} cannot be made without {', '.join(needed)}. Give them defaults")
+    law = found()
     law.split = split
     law.name = law.name or class_name
     return law
@@ -208,22 +205,27 @@ def progress(options: argparse.Namespace) -> Callable[[str], None]:
 
 
 def print_json(value: Any) -> None:
-    """JSON on stdout; NaN becomes null."""
-    from fitting.report.report import plain
+    """JSON on stdout; dataclasses become objects, NaN becomes null."""
+    from fitting.data.plain import plain
 
     print(json.dumps(plain(value), indent=2, allow_nan=False))
 
 
-def deliver(analysis: dict[str, Any], options: argparse.Namespace, progress: Callable[[str], None]) -> None:
-    """Print an analysis of any kind as tables or JSON, and write its report where one is asked for."""
-    from fitting.report.report import form_of, write_report
+def print_sections(sections: Iterable[Section]) -> None:
+    """Sections on stdout."""
+    print("\n\n".join(section.text() for section in sections))
+
+
+def deliver(result: Reported, options: argparse.Namespace, progress: Callable[[str], None]) -> None:
+    """Print a result as text or JSON, and write its report where one is asked for."""
+    from fitting.report.report import text, write_report
 
     if options.json:
-        print_json(analysis)
+        print_json(result.to_dict())
     else:
-        print("\n\n".join(section.text() for section in form_of(analysis).sections(analysis)))
+        print(text(result))
     if options.report:
-        for path in write_report(analysis, options.report, progress):
+        for path in write_report(result, options.report, progress):
             progress(f"wrote {path}")
 
 

@@ -1,8 +1,7 @@
 """How well a planned grid would determine phi (or delta phi), and which added run helps most per FLOP.
 
-DESIGN has the columns r, size or d_model, flops_budget, flops_per_token and tokens; no losses are needed.
-The truth is taken from a fit of --like (the shipped grid by default), the noise from --run-noise and
---cell-noise.
+DESIGN has the columns r, size or d_model, flops_budget, flops_per_token and tokens; no losses are needed. The truth is
+taken from a fit of --like (the shipped grid by default), the noise from --run-noise and --cell-noise.
 """
 
 from __future__ import annotations
@@ -41,7 +40,9 @@ def run(options: argparse.Namespace) -> int:
     """Plan and print. Raises `FitError` and `RecordError` for bad input."""
     from fitting.data.splits import split_named
     from fitting.estimation.fits import fit
-    from fitting.laws.laws import JointLaw
+    from fitting.laws import JointLaw
+    from fitting.report.sections import left_out_sections
+    from fitting.report.study_sections import plan_sections
     from fitting.studies.planner import Noise, plan
 
     noise = Noise(options.run_noise, options.cell_noise)
@@ -49,9 +50,8 @@ def run(options: argparse.Namespace) -> int:
     design, _ = common.select(common.load(options.design, with_loss=False), options)
     progress = common.progress(options)
     progress(f"fitting {options.like} for the assumed truth")
-    truth = fit(
-        common.load([options.like]), law, starts=options.starts, seed=options.seed, workers=options.workers
-    )
+    like = common.load([options.like])
+    truth = fit(like, law, starts=options.starts, seed=options.seed, workers=options.workers)
     found = plan(
         design,
         law,
@@ -65,11 +65,9 @@ def run(options: argparse.Namespace) -> int:
         progress=progress,
     )
     if options.json:
-        excluded = [vars(gone) for gone in design.excluded]
-        common.print_json(found.to_dict() | {"truth": truth.to_dict(), "excluded": excluded})
+        common.print_json(found.to_dict() | {"truth": truth.to_dict(), "excluded": design.excluded})
     else:
-        print(found)
-        common.print_excluded(design)
+        common.print_sections([*plan_sections(found), *left_out_sections(design.excluded)])
     doubts = [] if truth.trusted else [f"the fit of {options.like}: {truth.message}"]
     if not found.trusted:
         doubts.append(f"the design: condition number {found.condition:.1e}, phi is hardly identified")

@@ -6,7 +6,6 @@ With --bootstrap N also the intervals under each split.
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from fitting.commands import common
 
@@ -20,23 +19,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Fit the grid and print the comparison."""
     from fitting.published import load_grid, reference
-    from fitting.report.published import published_fits, sections
+    from fitting.report.study_sections import replication_sections
+    from fitting.studies.paper import replicate
 
-    found = published_fits(
+    found = replicate(
         load_grid(),
         starts=options.starts,
         seed=options.seed,
-        resamples=options.bootstrap,
+        resamples=options.resamples,
         workers=options.workers,
         progress=common.progress(options),
     )
     if options.json:
         common.print_json({"fitted": found, "published": reference()})
     else:
-        print("\n\n".join(section.text() for section in sections(found, reference())))
-    return common.verdict(_doubts(found))
-
-
-def _doubts(found: dict[str, Any]) -> list[str]:
-    fits = [*found["chinchilla"].values(), *(row["fit"] for row in found["joint"])]
-    return [f"{fit['law']}, {fit['split']}: {fit['message']}" for fit in fits if fit["status"] != "ok"]
+        common.print_sections(replication_sections(found, reference()))
+    fits = [*found.chinchilla.values(), *(row.fit for row in found.joint)]
+    return common.verdict(f"{fit.law}, {fit.split}: {fit.message}" for fit in fits if fit.status != "ok")

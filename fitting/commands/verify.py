@@ -7,9 +7,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fitting.commands import common, compare, fit
+
+if TYPE_CHECKING:
+    from fitting.report.report import Reported
 
 SHOWN = 40
 _ORIGIN = ("code_versions", "data_manifest_hashes", "training")
@@ -17,8 +23,6 @@ _ORIGIN = ("code_versions", "data_manifest_hashes", "training")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `python -m fitting verify`."""
-    from fitting.report.provenance import TOLERANCE
-
     parser.add_argument(
         "report", type=Path, metavar="REPORT", help="folder that --report of `fit` or `compare` wrote"
     )
@@ -26,14 +30,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "runs",
         nargs="*",
         metavar="RUNS",
-        help="where its runs lie now, as given to the command that wrote it (default: where they lay then, seen from "
+        help="where its runs are now, as given to the command that wrote it (default: where they were then, seen from "
         "the report)",
     )
     parser.add_argument(
         "--tolerance",
         type=float,
-        default=TOLERANCE,
-        help=f"relative difference allowed (default: {TOLERANCE:g})",
+        default=1e-5,
+        help="relative difference allowed (default: 1e-05, which covers the rounding of another processor or numpy)",
     )
     parser.add_argument(
         "--workers", type=int, help="threads (default: all cores; results do not depend on it)"
@@ -43,46 +47,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Compute the report again and compare. Raises `FitError` and `RecordError` for bad input."""
+    from fitting.commands.sources import located
     from fitting.errors import FitError
-    from fitting.report import provenance
-    from fitting.report.report import form_of, plain
+    from fitting.report import verification
 
     if not 0 <= options.tolerance < 1:
         raise FitError(f"--tolerance is {options.tolerance:g}; it must lie in [0, 1)")
-    path, reported = provenance.read_report(options.report)
-    form_of(reported)
-    made = reported["provenance"]
-    derive = {"fit": fit.derive, "comparison": compare.derive}[reported["kind"]]
-    try:
-        analysis = derive(
-            options.runs or provenance.located(made["runs"], path.parent),
-            argparse.Namespace(**made["options"]),
-            {**reported["settings"], "workers": options.workers},
-            path.parent,
-            common.progress(options),
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise FitError(
-            f"{path} does not say what it was made of as a report does ({type(error).__name__}: {error}). "
-            "Make it again with --report"
-        ) from error
-    now = plain(analysis["provenance"])
-    found = provenance.changed_files(made["sha256"], now["sha256"])
+    path, numbers, reported = verification.read_report(options.report)
+    made = numbers["provenance"]
+    paths = options.runs or located(made["runs"], path.parent)
+    again = _derive(paths, reported, path, options.workers, common.progress(options)).to_dict()
+    now = again["provenance"]
+    found = verification.changed_files(made["sha256"], now["sha256"])
     ignored = ("provenance", "settings")
-    numbers, again = (
-        {k: v for k, v in plain(tree).items() if k not in ignored} for tree in (reported, analysis)
-    )
+    told, derived = ({k: v for k, v in tree.items() if k not in ignored} for tree in (numbers, again))
+    found += list(verification.differences(told, derived, options.tolerance))
     origin, origin_now = ({k: tree.get(k) for k in _ORIGIN} for tree in (made, now))
-    found += list(provenance.differences(numbers, again, options.tolerance))
-    found += list(provenance.differences(origin, origin_now, options.tolerance, "provenance"))
-    found += list(provenance.stale_texts(reported, path.parent))
+    found += list(verification.differences(origin, origin_now, options.tolerance, "provenance"))
+    found += list(verification.stale_texts(reported, numbers, path.parent))
     for difference in found[:SHOWN]:
         print(difference)
     if len(found) > SHOWN:
         print(f"... and {len(found) - SHOWN} more")
     for line in now["records_without_provenance"]:
         print(f"note: {line}", file=sys.stderr)
-    total = provenance.count_numbers(numbers)
+    total = verification.count_numbers(told)
     runs = len(again["points"] if "points" in again else again["data"]["points"])
     if found:
         print(
@@ -91,3 +80,20 @@ def run(options: argparse.Namespace) -> int:
         return common.NOT_TRUSTED
     print(f"{options.report}: {total} numbers derived again from {runs} runs, all the same.")
     return common.OK
+
+
+def _derive(
+    paths: list[str], reported: Reported, path: Path, workers: int | None, progress: Callable[[str], None]
+) -> Reported:
+    """What the command that wrote a report makes of the runs at `paths`."""
+    from fitting.data.plain import read
+    from fitting.studies.analysis import Analysis
+
+    assert reported.provenance is not None
+    options, where = reported.provenance.options, f"{path}: provenance.options"
+    if isinstance(reported, Analysis):
+        settings = replace(reported.settings, workers=workers)
+        return fit.derive(paths, read(fit.Choices, options, where), settings, path.parent, progress)
+    arms = read(compare.Choices, options, where)
+    of_arms = replace(reported.settings, workers=workers)
+    return compare.derive(paths, arms, of_arms, path.parent, progress)

@@ -1,4 +1,4 @@
-"""Runs out of a CSV file: which columns it needs, and what stands in for those it does not have."""
+"""Reads runs from a CSV file: which columns it needs, and which values replace those that it leaves out."""
 
 from __future__ import annotations
 
@@ -12,20 +12,12 @@ from fitting.data.runs import COUNT_TOLERANCE
 from fitting.records import FLOPS_CONVENTIONS, RecordError
 
 BUDGET_TOLERANCE = 0.05
-"""How far tokens·flops_per_token may lie from the nominal budget of a run."""
+"""How far tokens·flops_per_token may be from the nominal budget of a run, relative."""
 _REQUIRED = ("r", "flops_budget", "flops_per_token", "tokens", "val_loss")
 _OPTIONAL = (
-    "size",
-    "s",
-    "d_model",
-    "n_once",
-    "n_rec",
-    "n_injection",
-    "injection",
-    "bptt",
-    "seed",
-    "flops_convention",
-)
+    "size", "s", "d_model", "n_once", "n_rec", "n_injection", "injection", "bptt", "seed", "flops_convention",
+)  # fmt: skip
+_CORRECT = "Correct it or leave the row out"
 
 
 def read_csv(path: Path, with_loss: bool) -> list[dict[str, Any]]:
@@ -45,12 +37,8 @@ def read_csv(path: Path, with_loss: bool) -> list[dict[str, Any]]:
     if not {"size", "s", "d_model"} & set(header):
         missing.append("d_model")
     if missing:
-        raise RecordError(
-            str(path),
-            missing[0],
-            "is missing",
-            f"A table of runs needs the columns: {', '.join(_REQUIRED)}, d_model",
-        )
+        needed = f"A table of runs needs the columns: {', '.join(_REQUIRED)}, d_model"
+        raise RecordError(str(path), missing[0], "is missing", needed)
     doubled = [name for name in header if header.count(name) > 1]
     if doubled:
         raise RecordError(str(path), doubled[0], "names two columns", "Rename or remove one of them")
@@ -60,9 +48,8 @@ def read_csv(path: Path, with_loss: bool) -> list[dict[str, Any]]:
 def _complete(source: str, line: Mapping[Any, Any]) -> dict[str, str]:
     """The cells of one row, as many as the header has columns. Raises `RecordError`."""
     if None in line:
-        raise RecordError(
-            source, None, f"has {len(line[None])} cells more than the header", "Quote cells that hold a comma"
-        )
+        reason = f"has {len(line[None])} cells more than the header"
+        raise RecordError(source, None, reason, "Quote cells that hold a comma")
     for name, text in line.items():
         if text is None:
             raise RecordError(source, name, "is missing: the row is cut short", "Complete or remove the row")
@@ -72,55 +59,46 @@ def _complete(source: str, line: Mapping[Any, Any]) -> dict[str, str]:
 def _row_of_csv(source: str, line: Mapping[str, str]) -> dict[str, Any]:
     """One row; whether a column is optional is decided by the header, never by an empty cell."""
 
-    def filled(name: str) -> str:
+    def text(name: str, default: str | None = None) -> str:
+        if name not in line and default is not None:
+            return default
         if not line[name]:
-            raise RecordError(
-                source, name, "is empty", "Fill it in, or leave the row or the whole column out"
-            )
+            way_out = "Fill it in, or leave the row or the whole column out"
+            raise RecordError(source, name, "is empty", way_out)
         return line[name]
 
     def number(name: str, default: float | None = None) -> float:
         if name not in line and default is not None:
             return default
-        text = filled(name)
+        shown = text(name)
         try:
-            value = float(text)
+            value = float(shown)
         except ValueError:
-            raise RecordError(
-                source, name, f"is {text!r}, not a number", "Correct it or leave the row out"
-            ) from None
+            raise RecordError(source, name, f"is {shown!r}, not a number", _CORRECT) from None
         if not math.isfinite(value) or value < 0 or (value == 0 and name not in ("seed", "n_injection")):
-            raise RecordError(
-                source, name, f"is {text}, but must be finite and positive", "Correct it or leave the row out"
-            )
+            raise RecordError(source, name, f"is {shown}, but must be finite and positive", _CORRECT)
         return value
 
     r = number("r")
     if r != int(r):
         raise RecordError(source, "r", f"is {r}, not a whole number of recurrences", "Correct it")
-    if "d_model" in line:
-        d = number("d_model")
-    else:
-        d = 64 * number("size" if "size" in line else "s")
+    d = number("d_model") if "d_model" in line else 64 * number("size" if "size" in line else "s")
     # r=1 runs the block once: it has no injection and nothing to truncate, whatever the cells say.
-    injection = "none" if r == 1 else filled("injection") if "injection" in line else "linear"
-    bptt = "full" if r == 1 else filled("bptt") if "bptt" in line else "full"
+    injection = "none" if r == 1 else text("injection", "linear")
+    bptt = "full" if r == 1 else text("bptt", "full")
     counts = _counts(source, line, number, r, d, injection)
-    convention = filled("flops_convention") if "flops_convention" in line else "paper"
+    convention = text("flops_convention", "paper")
     if convention not in FLOPS_CONVENTIONS:
-        raise RecordError(
-            source, "flops_convention", f"is {convention!r}", f"Use one of: {', '.join(FLOPS_CONVENTIONS)}"
-        )
+        way_out = f"Use one of: {', '.join(FLOPS_CONVENTIONS)}"
+        raise RecordError(source, "flops_convention", f"is {convention!r}", way_out)
     budget = number("flops_budget") if line["flops_budget"] else math.nan
     flops_per_token, tokens = number("flops_per_token"), number("tokens")
     spent = flops_per_token * tokens
     if abs(spent / budget - 1) > BUDGET_TOLERANCE:
-        raise RecordError(
-            source,
-            "flops_budget",
-            f"is {budget:g}, but tokens·flops_per_token is {spent:.4g}, {spent / budget:.3g} times as much",
-            "Correct one of the three, or leave flops_budget empty",
-        )
+        times = f"{spent:.4g}, {spent / budget:.3g} times as much"
+        reason = f"is {budget:g}, but tokens·flops_per_token is {times}"
+        way_out = "Correct one of the three, or leave flops_budget empty"
+        raise RecordError(source, "flops_budget", reason, way_out)
     return counts | {
         "source": source,
         "r": r,
@@ -149,23 +127,16 @@ def _counts(
 
     Layer numbers are those of the layout where the counts agree with it, else unknown (NaN).
     """
-    if 16 % r:
-        layers = math.nan
-        if not ("n_once" in line and "n_rec" in line):
-            raise RecordError(
-                source,
-                "r",
-                f"is {r:g}, which does not divide 16, so the layout is unknown",
-                "Give n_once and n_rec",
-            )
-    else:
-        layers = 16 / r
+    layers = math.nan if 16 % r else 16 / r
+    if math.isnan(layers) and not ("n_once" in line and "n_rec" in line):
+        reason = f"is {r:g}, which does not divide 16, so the layout is unknown"
+        raise RecordError(source, "r", reason, "Give n_once and n_rec")
     known = {"none": 0.0, "linear": 2 * d * d, "additive": 0.0, "passthrough": 0.0, "hyperconnections": r * 8}
     if "n_injection" not in line and injection not in known:
+        way_out = f"Give the column n_injection, or use one of: {', '.join(known)}"
         raise RecordError(
-            source, "injection", f"is {injection!r}, whose parameters are unknown here",
-            f"Give the column n_injection, or use one of: {', '.join(known)}",
-        )  # fmt: skip
+            source, "injection", f"is {injection!r}, whose parameters are unknown here", way_out
+        )
     n_injection = number("n_injection", known.get(injection, math.inf) if r > 1 else 0.0)
     layer = 12 * d * d + 2 * d
     n_once = number("n_once", 4 * layer + 3 * d)

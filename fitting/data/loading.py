@@ -1,8 +1,8 @@
-"""Run records and CSV files in, one checked table out.
+"""Reads run records and CSV files into one checked table.
 
-Records are `*.run.json` files (or any JSON file named outright). Several records of one run (same folder,
-run name, seed and settings, at successive steps, as a training run leaves one beside each checkpoint) count
-once: the completed one with the most steps; so do copies of a record. Every record left out is listed with its rule.
+Records are `*.run.json` files, or any JSON file named outright. A training run leaves a record beside each checkpoint:
+those of one run (same folder, run name, seed and settings) count once, as the completed one with the most steps. Copies
+of a record count once, too. Every record left out is listed with its rule.
 """
 
 from __future__ import annotations
@@ -62,12 +62,8 @@ def table(rows: list[dict[str, Any]], excluded: Iterable[Exclusion] = ()) -> Run
     conventions = {row["flops_convention"]: row["source"] for row in reversed(rows)}
     if len(conventions) > 1:
         named = ", ".join(f"{name} in {source}" for name, source in sorted(conventions.items()))
-        raise RecordError(
-            next(iter(conventions.values())),
-            "flops_convention",
-            f"differs between runs ({named})",
-            "Fit runs of one convention only",
-        )
+        reason, first = f"differs between runs ({named})", next(iter(conventions.values()))
+        raise RecordError(first, "flops_convention", reason, "Fit runs of one convention only")
     _refuse_duplicates(rows)
     names = dict.fromkeys(name for row in rows for name in row["extra"])
     return Runs(
@@ -87,12 +83,8 @@ def _expand(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
         if path.is_dir():
             inside = sorted(p for p in path.rglob(f"*{RECORD_SUFFIX}") if not p.name.startswith("."))
             if not inside:
-                raise RecordError(
-                    str(path),
-                    None,
-                    f"holds no run record (*{RECORD_SUFFIX})",
-                    "Train first, or name a CSV file",
-                )
+                reason = f"holds no run record (*{RECORD_SUFFIX})"
+                raise RecordError(str(path), None, reason, "Train first, or name a CSV file")
             found += inside
         elif path.exists():
             found.append(path)
@@ -129,23 +121,16 @@ def _latest(records: list[tuple[Path, RunRecord]], excluded: list[Exclusion]) ->
         runs.setdefault((*key, record.steps_planned, record.batch_tokens), []).append((path, record))
     kept = []
     for members in runs.values():
-        finished = [(path, record) for path, record in members if record.finished]
+        last = max((record.steps for _, record in members if record.finished), default=0)
         for path, record in members:
             if not record.finished:
-                excluded.append(
-                    Exclusion(
-                        str(path), f"status={record.status} ({record.stop_reason or 'no reason given'})"
-                    )
-                )
-        if finished:
-            last = max(record.steps for _, record in finished)
-            for path, record in finished:
-                if record.steps == last:
-                    kept.append((path, record))
-                else:
-                    excluded.append(
-                        Exclusion(str(path), f"step {record.steps} of a run that has a record at step {last}")
-                    )
+                rule = f"status={record.status} ({record.stop_reason or 'no reason given'})"
+                excluded.append(Exclusion(str(path), rule))
+            elif record.steps == last:
+                kept.append((path, record))
+            else:
+                rule = f"step {record.steps} of a run that has a record at step {last}"
+                excluded.append(Exclusion(str(path), rule))
     return kept
 
 
@@ -166,16 +151,12 @@ def _row_of_record(path: Path, record: RunRecord) -> dict[str, Any]:
 
 def _refuse_duplicates(rows: list[dict[str, Any]]) -> None:
     seen: dict[tuple, str] = {}
+    names = ("r", "d_model", "n_once", "n_rec", "tokens", "injection", "bptt", "seed")
     for row in rows:
-        key = tuple(
-            row[name] for name in ("r", "d_model", "n_once", "n_rec", "tokens", "injection", "bptt", "seed")
-        )
+        key = tuple(row[name] for name in names)
         if key in seen:
-            raise RecordError(
-                row["source"],
-                None,
-                f"is the same run as {seen[key]} (r={row['r']:g}, d_model={row['d_model']:g}, "
-                f"tokens={row['tokens']:g}, seed={row['seed']:g})",
-                "Give one of them only, or their own seeds if they are repeats",
-            )
+            settings = ", ".join(f"{name}={row[name]:g}" for name in ("r", "d_model", "tokens", "seed"))
+            reason = f"is the same run as {seen[key]} ({settings})"
+            way_out = "Give one of them only, or their own seeds if they are repeats"
+            raise RecordError(row["source"], None, reason, way_out)
         seen[key] = row["source"]

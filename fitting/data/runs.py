@@ -25,7 +25,7 @@ CELL_TOLERANCE = 0.02
 
 @dataclass(frozen=True)
 class Exclusion:
-    """A run that was read and is not fitted, with the rule that took it out (never silently, F38)."""
+    """A run that was read and is not fitted, with the rule that took it out (never silently)."""
 
     source: str
     rule: str
@@ -69,8 +69,7 @@ class Runs:
             return "Runs(none)"
         return (
             f"Runs({len(self)} runs, r = {', '.join(f'{r:g}' for r in self.recurrences)}, "
-            f"{len(set(self.budget))} budgets from {self.budget.min():.3g} to {self.budget.max():.3g} "
-            "FLOPs, "
+            f"{len(set(self.budget))} budgets from {self.budget.min():.3g} to {self.budget.max():.3g} FLOPs, "
             f"{self.cell_count} cells, convention {self.flops_convention}, {len(self.excluded)} excluded)"
         )
 
@@ -78,7 +77,7 @@ class Runs:
 
     @cached_property
     def training_flops(self) -> np.ndarray:
-        """C = F·D of each run, from logged F and D (never 6ND, F37)."""
+        """C = F·D of each run, from logged F and D, never from the approximation 6·N·D."""
         return np.asarray(self.flops_per_token * self.tokens)
 
     @cached_property
@@ -110,9 +109,7 @@ class Runs:
 
     @cached_property
     def budget(self) -> np.ndarray:
-        """The nominal budget, or, where it is missing, the geometric mean of the C within 2% of each
-        other.
-        """
+        """The nominal budget; where it is missing, the geometric mean of those C that are within 2% of each other."""
         budget = self.flops_budget.copy()
         bare = np.flatnonzero(np.isnan(budget))
         order = bare[np.argsort(self.training_flops[bare], kind="stable")]
@@ -166,9 +163,7 @@ class Runs:
         return dataclasses.replace(self, source=source, excluded=gone)
 
     def where(self, *rules: str) -> Runs:
-        """Keep the runs that satisfy every rule, e.g. `where("r>1", "budget<=2.15e18")`. Raises
-        `FitError`.
-        """
+        """Keep the runs that satisfy every rule, e.g. `where("r>1", "budget<=2.15e18")`. Raises `FitError`."""
         kept = self
         for rule in rules:
             kept = kept._apply(rule, keep=True)
@@ -189,20 +184,7 @@ class Runs:
 
     def _matches(self, rule: str) -> np.ndarray:
         parsed = re.fullmatch(r"\s*(\w+)\s*(<=|>=|!=|==|=|<|>)\s*(.+?)\s*", rule)
-        columns = {
-            name: getattr(self, name)
-            for name in (
-                "source",
-                "r",
-                "d_model",
-                "flops_per_token",
-                "tokens",
-                "val_loss",
-                "budget",
-                "injection",
-            )
-            + ("bptt", "seed", "n_once", "n_rec", "training_flops", "architecture")
-        } | self.extra
+        columns = {name: getattr(self, name) for name in _RULE_COLUMNS} | self.extra
         if parsed is None or parsed[1] not in columns:
             raise FitError(
                 f"The rule {rule!r} cannot be read: write COLUMN, one of = != < <= > >=, VALUE. "
@@ -217,12 +199,16 @@ class Runs:
         if sign not in (operator.eq, operator.ne):
             raise FitError(f"The rule {rule!r} orders text. Use = or != for the column {parsed[1]}")
         if parsed[1] == "source":
-            # The end of a path will do: the same files may lie elsewhere next time.
+            # The end of a path will do: the same files may be elsewhere next time.
             same = [str(value) == text or str(value).endswith(f"/{text}") for value in column]
             return np.array(same, dtype=bool) == (sign is operator.eq)
         return np.array([sign(str(value), text) for value in column], dtype=bool)
 
 
+_RULE_COLUMNS = (
+    "source", "r", "d_model", "flops_per_token", "tokens", "val_loss", "budget", "injection", "bptt", "seed",
+    "n_once", "n_rec", "training_flops", "architecture",
+)  # fmt: skip
 _SIGNS: dict[str, Callable] = {
     "=": operator.eq, "==": operator.eq, "!=": operator.ne,
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
@@ -230,9 +216,7 @@ _SIGNS: dict[str, Callable] = {
 
 
 def concatenate(first: Runs, second: Runs) -> Runs:
-    """Both tables one under the other. Raises `FitError` when they count FLOPs in different conventions
-    (F9).
-    """
+    """Both tables one under the other. Raises `FitError` when they count FLOPs in different conventions."""
     if first.flops_convention != second.flops_convention:
         raise FitError(
             f"One table counts FLOPs in the convention {first.flops_convention}, the other in "

@@ -39,8 +39,7 @@ def _injection_once(runs: Runs) -> Counts:
 
 
 def _regressed_as_linear(runs: Runs) -> Counts:
-    """N(r) regressed on 16/r at each width, which shares the 2d² of the injection out over slope and
-    intercept.
+    """N(r) regressed on 16/r at each width, which divides the 2d² of the injection between slope and intercept.
 
     The least-squares line through (16/r, 2d²·[r>1]) for 16/r = 16, 8, 4, 2 has slope -17/115 d² and intercept
     300/115 d²; the r=1 model, which has no injection, tilts it.
@@ -71,8 +70,8 @@ def _require_layouts(runs: Runs, accepted: np.ndarray, name: str) -> None:
         hint = ""
         if of_linear and (as_published | whole)[wrong].all():
             hint = (
-                "; regressed_as_linear applies the linear formula to them, as the published "
-                "hyperconnections value did"
+                "; regressed_as_linear applies the linear formula to them, as the published hyperconnections "
+                "value did"
             )
         raise FitError(
             f"The split '{name}' is defined for the 2-(16/r)-2 layouts"

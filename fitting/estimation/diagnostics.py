@@ -5,8 +5,9 @@ Residuals are observed - predicted, in nats. Shapes: n runs, G groups held out i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,33 +18,28 @@ from fitting.errors import FitError
 from fitting.estimation.fits import WORST_CONDITION, at_bounds, conditioning, fit
 from fitting.estimation.resampling import refit
 from fitting.estimation.results import FitResult
-from fitting.laws.laws import JointLaw, Law
-from fitting.laws.multipliers import (
-    DriftingPower,
-    FixedPower,
-    LogGrowth,
-    PerRecurrence,
-    Power,
-    Saturating,
-    TokenDriftingPower,
-)
+from fitting.laws import JointLaw, Law, multipliers
 
 
-def residual_summary(residuals: np.ndarray, labels: np.ndarray) -> list[dict[str, float]]:
+@dataclass(frozen=True)
+class GroupResidual:
+    """Residuals of the runs that share one r or one budget (`group`), in nats; `max` is the largest size."""
+
+    group: float
+    runs: int
+    mean: float
+    max: float
+    rmse: float
+
+
+def residual_summary(residuals: np.ndarray, labels: np.ndarray) -> tuple[GroupResidual, ...]:
     """Mean, largest size and RMSE of residuals (n,) for every distinct label (n,)."""
     rows = []
     for label in np.unique(labels):
         chosen = residuals[labels == label]
-        rows.append(
-            {
-                "group": float(label),
-                "runs": len(chosen),
-                "mean": float(chosen.mean()),
-                "max": float(np.abs(chosen).max()),
-                "rmse": float(np.sqrt((chosen**2).mean())),
-            }
-        )
-    return rows
+        numbers = chosen.mean(), np.abs(chosen).max(), np.sqrt((chosen**2).mean())
+        rows.append(GroupResidual(float(label), len(chosen), *map(float, numbers)))
+    return tuple(rows)
 
 
 @dataclass(frozen=True)
@@ -53,21 +49,28 @@ class Scatter:
     run: float
     cell: float
     cell_share_of_mean: float
-    """Spread of the cells' means over the spread that independent runs would give them; 1 means no cell
-    effect.
-    """
+    """Spread of the cells' means over the spread that independent runs would give them; 1 means no cell effect."""
+
+
+def no_cell_with_two_runs(cell: np.ndarray) -> str | None:
+    """Says that every cell (n,) has one run only, if so: scatter of runs and of cells cannot be told apart then."""
+    cells, counts = np.unique(cell, return_counts=True)
+    if counts.max() > 1:
+        return None
+    return f"no cell of {len(cells)} has two runs"
 
 
 def scatter(residuals: np.ndarray, cell: np.ndarray, parameters: int) -> Scatter:
-    """One-way analysis of variance of residuals (n,) over cells (n,), degrees of freedom of the fit taken
-    off. Raises `FitError` when no cell has two runs: the two cannot be told apart then.
+    """One-way analysis of variance of residuals (n,) over cells (n,), with the degrees of freedom of the fit taken off.
+    Raises `FitError` when no cell has two runs, since the two parts cannot be told apart then.
     """
-    cells, counts = np.unique(cell, return_counts=True)
-    if counts.max() < 2:
+    reason = no_cell_with_two_runs(cell)
+    if reason:
         raise FitError(
-            f"no cell of {len(cells)} has two runs, so scatter of runs and of cells cannot be told apart. Add "
-            "another size to some (budget, architecture) cell"
+            f"{reason}, so scatter of runs and of cells cannot be told apart. Add another size to some (budget, "
+            "architecture) cell"
         )
+    cells, counts = np.unique(cell, return_counts=True)
     means = np.array([residuals[cell == c].mean() for c in cells])
     within_freedom = max(len(residuals) - len(cells), 1)
     within = float(sum(((residuals[cell == c] - m) ** 2).sum() for c, m in zip(cells, means, strict=True)))
@@ -80,30 +83,59 @@ def scatter(residuals: np.ndarray, cell: np.ndarray, parameters: int) -> Scatter
     return Scatter(float(np.sqrt(within)), float(np.sqrt(effect)), ratio)
 
 
-def halves(
-    runs: Runs, law: Law, *, starts: int, seed: int, workers: int | None = None
-) -> list[dict[str, Any]]:
-    """The law fitted to the lower and to the upper half of the budgets; a half that cannot carry it says
-    why.
-    """
+@dataclass(frozen=True)
+class Attempt:
+    """A fit to some of the runs; `parameters` is None where they cannot carry the law, and `message` says why."""
+
+    runs: int
+    parameters: dict[str, float] | None
+    status: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Half(Attempt):
+    """The law fitted to one half of the budgets."""
+
+    half: str
+    budgets: tuple[float, ...]
+
+
+def attempt(runs: Runs, law: Law, refused: str, search: dict[str, Any]) -> Attempt:
+    """Fit with the keywords `search`; `refused` is the status where that is refused."""
+    try:
+        result = fit(runs, law, **search)
+    except FitError as error:
+        return Attempt(len(runs), None, refused, str(error))
+    return Attempt(len(runs), result.parameters, result.status.value, result.message)
+
+
+def halves(runs: Runs, law: Law, **search: Any) -> tuple[Half, ...]:
+    """The law fitted to the lower and to the upper half of the budgets, with the keywords `search` of `fit`."""
     budgets = np.unique(runs.budget)
     cut = budgets[(len(budgets) - 1) // 2]
     rows = []
     for name, chosen in (("lower half", runs.budget <= cut), ("upper half", runs.budget > cut)):
         part = runs.take(chosen)
-        row: dict[str, Any] = {"half": name, "runs": len(part), "budgets": np.unique(part.budget).tolist()}
-        try:
-            result = fit(part, law, starts=starts, seed=seed, workers=workers)
-            row |= {"parameters": result.parameters, "status": result.status.value, "message": result.message}
-        except FitError as error:
-            row |= {"parameters": None, "status": "not identified", "message": str(error)}
-        rows.append(row)
-    return rows
+        found = attempt(part, law, "not identified", search)
+        rows.append(Half(**vars(found), half=name, budgets=tuple(np.unique(part.budget).tolist())))
+    return tuple(rows)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A refit without one group of runs, the budget, r or cell `left_out`; the RMSE on these runs is in nats."""
+
+    left_out: float
+    runs: int
+    parameters: dict[str, float]
+    held_out_rmse: float
+    status: str
 
 
 def leave_out(
     runs: Runs, result: FitResult, groups: np.ndarray, workers: int | None = None
-) -> list[dict[str, Any]]:
+) -> tuple[LeftOut, ...]:
     """Refit without each group (n,) in turn; the reported parameters and the RMSE on what was left out."""
     labels = np.unique(groups)
     x = result.law.inputs(runs)
@@ -115,17 +147,12 @@ def leave_out(
     rows = []
     for label, point, loss, slope in zip(labels, theta, predicted, jacobian, strict=True):
         out = groups == label
-        values = result.law.to_reported(point)
-        rows.append(
-            {
-                "left_out": label.item() if hasattr(label, "item") else label,
-                "runs": int(out.sum()),
-                "parameters": dict(zip(result.law.param_names, map(float, values), strict=True)),
-                "held_out_rmse": float(np.sqrt(((runs.val_loss - loss)[out] ** 2).mean())),
-                "status": _refit_status(result.law, point, slope[:, ~out]),
-            }
-        )
-    return rows
+        values = map(float, result.law.to_reported(point))
+        parameters = dict(zip(result.law.param_names, values, strict=True))
+        rmse = float(np.sqrt(((runs.val_loss - loss)[out] ** 2).mean()))
+        status = _refit_status(result.law, point, slope[:, ~out])
+        rows.append(LeftOut(label.item(), int(out.sum()), parameters, rmse, status))
+    return tuple(rows)
 
 
 def _refit_status(law: Law, theta: np.ndarray, jacobian: np.ndarray) -> str:
@@ -143,65 +170,93 @@ def _refit_status(law: Law, theta: np.ndarray, jacobian: np.ndarray) -> str:
 
 def rival_laws(split: Split) -> list[Law]:
     """The joint law and its rivals, under one split."""
+    m = multipliers
+    powers = (m.Power(), m.FixedPower(0), m.FixedPower(1))
     forms = (
-        Power(), FixedPower(0), FixedPower(1), PerRecurrence(), Saturating(), LogGrowth(),
-        DriftingPower(), TokenDriftingPower(),
-    )  # fmt: skip
+        *powers,
+        m.PerRecurrence(),
+        m.Saturating(),
+        m.LogGrowth(),
+        m.DriftingPower(),
+        m.TokenDriftingPower(),
+    )
     return [JointLaw(form, split) for form in forms]
 
 
 def aicc(result: FitResult) -> float:
-    """2n·log Q + 2k + 2k(k+1)/(n-k-1) with k = parameters + 1: lower is better, differences are what
-    counts.
-    """
+    """2n·log Q + 2k + 2k(k+1)/(n-k-1) with k = parameters + 1. Lower is better; only differences mean something."""
     n, k = result.runs, len(result.parameters) + 1
     if n - k - 1 <= 0 or result.objective <= 0:
         return float("nan")
     return 2 * n * float(np.log(result.objective)) + 2 * k + 2 * k * (k + 1) / (n - k - 1)
 
 
-def compare_laws(
-    runs: Runs, laws: Sequence[Law], *, starts: int, seed: int, workers: int | None = None
-) -> list[dict[str, Any]]:
-    """Every law fitted to the same runs: AICc and held-out RMSE by budget, by cell and by r (nats).
+@dataclass(frozen=True)
+class RivalFit:
+    """One form of the law fitted to the same runs as the others; errors on held-out groups are RMSE in nats."""
 
-    A parameter for one r alone cannot be learnt without that r, so `PerRecurrence` has no held-out error by
-    r.
+    law: str
+    parameters: dict[str, float]
+    count: int
+    aicc: float
+    rmse: float
+    r_squared: float
+    held_out_by_budget: float
+    held_out_by_cell: float
+    held_out_by_r: float | None
+    status: str
+    message: str
+    aicc_difference: float = math.nan
+    """AICc above that of the best form."""
+
+
+@dataclass(frozen=True)
+class RivalRefused:
+    """A form of the law that these runs cannot identify, and why."""
+
+    law: str
+    message: str
+    status: str = "not estimated"
+    parameters: None = None
+    aicc: float = math.nan
+    aicc_difference: float = math.nan
+
+
+def compare_laws(runs: Runs, laws: Sequence[Law], **search: Any) -> tuple[RivalFit | RivalRefused, ...]:
+    """Every law fitted to the same runs with the keywords `search` of `fit`: AICc and held-out RMSE by budget, by cell
+    and by r (nats).
+
+    A parameter for one r alone cannot be learnt without that r, so `PerRecurrence` has no held-out error by r.
     """
-    rows: list[dict[str, Any]] = []
+
+    def held_out(result: FitResult, groups: np.ndarray) -> float:
+        total = sum(
+            row.runs * row.held_out_rmse**2 for row in leave_out(runs, result, groups, search.get("workers"))
+        )
+        return float(np.sqrt(total / len(runs)))
+
+    rows: list[RivalFit | RivalRefused] = []
     for law in laws:
         try:
-            result = fit(runs, law, starts=starts, seed=seed, workers=workers)
+            result = fit(runs, law, **search)
         except FitError as error:
-            rows.append(
-                {"law": law.name, "parameters": None, "aicc": float("nan"), "status": "not estimated",
-                 "message": str(error)}
-            )  # fmt: skip
+            rows.append(RivalRefused(law.name, str(error)))
             continue
-
-        def held_out(groups: np.ndarray, result: FitResult = result) -> float:
-            out = leave_out(runs, result, groups, workers)
-            total = sum(row["runs"] * row["held_out_rmse"] ** 2 for row in out)
-            return float(np.sqrt(total / len(runs)))
-
-        by_r = (
-            not isinstance(getattr(result.law, "multiplier", None), PerRecurrence)
-            and len(runs.recurrences) > 2
-        )
+        free = isinstance(getattr(result.law, "multiplier", None), multipliers.PerRecurrence)
         rows.append(
-            {
-                "law": result.law.name,
-                "parameters": result.parameters,
-                "count": len(result.parameters),
-                "aicc": aicc(result),
-                "rmse": result.rmse,
-                "r_squared": result.r_squared,
-                "held_out_by_budget": held_out(runs.budget),
-                "held_out_by_cell": held_out(runs.cell),
-                "held_out_by_r": held_out(runs.r) if by_r else None,
-                "status": result.status.value,
-                "message": result.message,
-            }
+            RivalFit(
+                result.law.name,
+                result.parameters,
+                len(result.parameters),
+                aicc(result),
+                result.rmse,
+                result.r_squared,
+                held_out(result, runs.budget),
+                held_out(result, runs.cell),
+                held_out(result, runs.r) if not free and len(runs.recurrences) > 2 else None,
+                result.status.value,
+                result.message,
+            )
         )
-    best = min((row["aicc"] for row in rows if np.isfinite(row["aicc"])), default=float("nan"))
-    return [row | {"aicc_difference": row["aicc"] - best} for row in rows]
+    best = min((row.aicc for row in rows if math.isfinite(row.aicc)), default=math.nan)
+    return tuple(replace(row, aicc_difference=row.aicc - best) for row in rows)

@@ -1,6 +1,6 @@
-"""The objective of spec section 7: the sum over runs of Huber(log L_pred - log L) with delta = 1e-3.
+"""The objective of the paper's fits: the sum over runs of Huber(log L_pred - log L) with delta = 1e-3.
 
-The sum, not the mean: a mean makes tolerances of solvers 1/n as tight and stops them early (F31).
+It is the sum and not the mean, since absolute tolerances of solvers would stop on a mean n times as early.
 """
 
 from __future__ import annotations

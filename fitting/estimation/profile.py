@@ -1,9 +1,8 @@
 """The profile likelihood of one parameter under the Huber objective.
 
-T(v) = 2·[Q(v) - Q_min]·E[psi']/E[psi²], with Q(v) the objective minimised over all other parameters at the
-value v, is chi-squared with one degree of freedom if runs are independent; the interval is where T < 3.84.
-Both expectations are those of normal residuals with the scale of the bulk (median absolute deviation),
-corrected for the parameters.
+T(v) = 2·[Q(v) - Q_min]·E[psi']/E[psi²], with Q(v) the objective minimised over all other parameters at the value v, is
+chi-squared with one degree of freedom if runs are independent; the interval is where T < 3.84. Both expectations are
+those of normal residuals with the scale of the bulk (median absolute deviation), corrected for the parameters.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import numpy as np
 from fitting.estimation.objective import normal_psi_moments, robust_scale
 from fitting.estimation.results import FitResult, Interval
 from fitting.estimation.solver import Problem, minimise
-from fitting.laws.laws import Inputs
+from fitting.laws import Inputs
 
 CUT = 3.84
 _POINTS = 41
@@ -86,14 +85,10 @@ def profile_curve(
 def profile_interval(
     result: FitResult, x: Inputs, log_loss: np.ndarray, name: str, workers: int | None = None
 ) -> Interval:
-    """Where T stays below 3.84; an end that the box cuts off is the box's end."""
-    return interval_of(profile_curve(result, x, log_loss, name, workers), result[name])
-
-
-def interval_of(curve: Profile, estimate: float) -> Interval:
-    """The interval of a curve: crossings of sqrt(T) with sqrt(3.84), interpolated on either side of the
-    estimate.
+    """Where T stays below 3.84: sqrt(T) is interpolated to sqrt(3.84) on either side of the estimate. An end that the
+    box cuts off is the box's end.
     """
+    curve, estimate = profile_curve(result, x, log_loss, name, workers), result[name]
     root = np.sqrt(curve.statistic)
     ends = []
     for side in (-1, 1):
@@ -107,9 +102,5 @@ def interval_of(curve: Profile, estimate: float) -> Interval:
         k = above[0]
         share = (np.sqrt(CUT) - heights[k - 1]) / (heights[k] - heights[k - 1])
         ends.append(float(values[k - 1] + share * (values[k] - values[k - 1])))
-    return Interval(
-        "profile likelihood",
-        ends[0],
-        ends[1],
-        "assumes independent runs; scale from the median absolute deviation",
-    )
+    assumes = "assumes independent runs; scale from the median absolute deviation"
+    return Interval("profile likelihood", ends[0], ends[1], assumes)

@@ -1,4 +1,4 @@
-"""Resample refits in one batch, and the intervals made of them (spec section 7, F33).
+"""Refits of resampled runs in one batch, and the intervals made of them.
 
 Shapes: R resamples, G blocks, n runs, P parameters.
 """
@@ -14,8 +14,8 @@ from fitting.data.runs import Runs
 from fitting.errors import FitError
 from fitting.estimation.profile import profile_interval
 from fitting.estimation.results import FitResult, Interval
-from fitting.estimation.solver import MultiStart, Problem, multi_start, uniform_starts
-from fitting.laws.laws import Inputs, Law
+from fitting.estimation.solver import Problem, multi_start
+from fitting.laws import Inputs, Law
 
 LEVEL = (2.5, 97.5)
 FEWEST_RESAMPLES = 20
@@ -27,9 +27,7 @@ _STAGES = ((8, 0.0, 2), (10, 0.0, 1))
 
 @dataclass(frozen=True, eq=False)
 class Resampled:
-    """Refits of R resamples: theta (R, P) in solver coordinates, and the block counts (R, G) that made
-    them.
-    """
+    """Refits of R resamples: theta (R, P) in solver coordinates, and the block counts (R, G) that made them."""
 
     law: Law
     theta: np.ndarray
@@ -60,8 +58,8 @@ def refit(
 ) -> np.ndarray:
     """Refit R weighted copies of the data from `theta` (P,) and starts perturbed around it; returns (R, P).
 
-    `weights` is (R, n); `log_loss` (n,) or (R, n). Much cheaper than a full search per resample, and equal
-    to it (`refit_fully`) wherever the optimum of a resample is the descendant of the full data's.
+    `weights` is (R, n); `log_loss` (n,) or (R, n). This is much cheaper than a full search for each resample and gives
+    the same wherever the optimum of a resample grows out of that of all data, which the tests check.
     """
     bounds = np.asarray(law.bounds, dtype=float)
     rng = np.random.default_rng(seed)
@@ -75,37 +73,12 @@ def refit(
     return multi_start(problem, np.tile(starts, (count, 1)), repeated, workers, _STAGES).best.theta
 
 
-def refit_fully(
-    law: Law,
-    x: Inputs,
-    log_loss: np.ndarray,
-    weights: np.ndarray,
-    starts: int,
-    seed: int,
-    workers: int | None = None,
-) -> MultiStart:
-    """The same with `starts` uniform starts for every resample: the yardstick for `refit`."""
-    bounds = np.asarray(law.bounds, dtype=float)
-    count = len(weights)
-    group = np.repeat(np.arange(count), starts)
-    data = log_loss if log_loss.ndim == 1 else log_loss[group]
-    problem = Problem(law, x, data, weights[group], bounds[:, 0], bounds[:, 1])
-    points = np.tile(uniform_starts(law, starts, np.random.default_rng(seed)), (count, 1))
-    return multi_start(problem, points, group, workers)
-
-
 def no_bootstrap(blocks: int, parameters: int, resamples: int) -> str | None:
     """Why so many resamples of so many blocks give no interval for a law of so many parameters, if so."""
     if blocks <= parameters:
-        return (
-            f"{blocks} blocks cannot carry a bootstrap of {parameters} parameters. Add budgets or "
-            "architectures"
-        )
+        return f"{blocks} blocks cannot carry a bootstrap of {parameters} parameters. Add budgets or architectures"
     if resamples < FEWEST_RESAMPLES:
-        return (
-            f"{resamples} resamples give no percentiles. Ask for at least {FEWEST_RESAMPLES}; the paper used "
-            "200"
-        )
+        return f"{resamples} resamples give no percentiles. Ask for at least {FEWEST_RESAMPLES}; the paper used 200"
     return None
 
 
@@ -157,8 +130,7 @@ def widened(interval: Interval, estimate: float, blocks: int, parameters: int, s
         "block bootstrap, widened",
         estimate - factor * (estimate - interval.low),
         estimate + factor * (interval.high - estimate),
-        f"cells are independent; widened by sqrt(G/(G-p)) = {factor:.4f}, G = {blocks} cells, p = "
-        f"{parameters}",
+        f"cells are independent; widened by sqrt(G/(G-p)) = {factor:.4f}, G = {blocks} cells, p = {parameters}",
         resamples=interval.resamples,
         seed=seed,
         at_or_below_zero=interval.at_or_below_zero,
@@ -178,9 +150,9 @@ def bootstrap(
 ) -> FitResult:
     """The result with 95% intervals for its parameters (or those in `names`), four kinds side by side.
 
-    Block bootstrap over (budget, architecture) cells as in the paper; the same widened (recommended);
-    run-level bootstrap; profile likelihood of the Huber objective. Deterministic for a seed. Raises
-    `FitError`.
+    They are a block bootstrap over (budget, architecture) cells as in the paper, the same widened (recommended), a
+    run-level bootstrap, and the profile likelihood of the Huber objective. The same seed gives the same bits. Raises
+    `FitError` where `no_bootstrap` says why.
     """
     x = result.law.inputs(runs)
     log_loss = np.log(runs.val_loss)

@@ -1,16 +1,17 @@
-"""What a fit returns: frozen, with its status beside every number, as text and as plain JSON types."""
+"""What a fit returns: frozen, with its status beside every number, and what of it a report holds."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
 import numpy as np
 
+from fitting.data.plain import optional, plain
 from fitting.data.runs import Exclusion
-from fitting.laws.laws import Law
-from fitting.report.tables import significant, table
+from fitting.laws import Law
 
 
 class Status(Enum):
@@ -41,10 +42,6 @@ class Interval:
     at_or_above_one: int | None = None
     recommended: bool = False
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return dict(vars(self))
-
 
 @dataclass(frozen=True)
 class SolverCheck:
@@ -56,11 +53,89 @@ class SolverCheck:
     """Largest difference of an exponent (alpha, beta, phi, ...; not of log A, log B, log E) to the winner."""
 
 
+Intervals = dict[str, tuple[Interval, ...]]
+"""The intervals of every parameter that has some, by its name."""
+
+
+def recommended(intervals: Sequence[Interval]) -> Interval | None:
+    """The one of a parameter's intervals that is to be quoted; None if none was estimated."""
+    return next((interval for interval in intervals if interval.recommended), None)
+
+
+@dataclass(frozen=True)
+class Starts:
+    """How the starts of a search fared."""
+
+    total: int
+    dropped_early: int
+    agreeing: int
+    """Those that ended within 1e-6, relative, of the best objective."""
+
+
+@dataclass(frozen=True)
+class EffectiveRatio:
+    """Sizes of the model with r recurrences relative to that of r=1 at one width, and its training FLOPs per token.
+
+    `effective` is (N_once + m·N_rec)/N(r=1), which hardly depends on where the injection is counted; `unique` is
+    N(r)/N(r=1).
+    """
+
+    r: float
+    d_model: float
+    effective: float
+    unique: float
+    flops_per_token: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitSummary:
+    """A fit as a report holds it, without arrays over runs. Units and meaning are those of `FitResult`."""
+
+    law: str
+    split: str
+    parameters: dict[str, float]
+    intervals: Intervals
+    objective: float
+    r_squared: float
+    rmse: float
+    runs: int
+    starts: Starts
+    seed: int
+    status: str
+    message: str
+    gradient_norm: float
+    condition: float | None
+    """None if it is infinite."""
+    at_bound: tuple[str, ...]
+    correlations: dict[str, dict[str, float | None]]
+    """None where a parameter has no effect."""
+    second_solver: SolverCheck | None
+    excluded: tuple[Exclusion, ...]
+    effective_ratios: tuple[EffectiveRatio, ...] = optional()
+    description: str = optional()
+    """Of the split, where several are compared."""
+    phi: float = optional()
+    """Where it was held."""
+    r: float = optional()
+    """Of the runs, where they all have this one."""
+    theta: tuple[float, ...] = optional()
+    """The solver's coordinates."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refused:
+    """A fit that the runs cannot carry, or a split that is not defined for them: `message` says why."""
+
+    status: str
+    message: str
+    split: str = optional()
+    description: str = optional()
+    r: float = optional()
+
+
 @dataclass(frozen=True, eq=False)
 class FitResult:
-    """A fitted law. `parameters` are reported values; `theta` (P,) the solver's coordinates; residuals in
-    nats.
-    """
+    """A fitted law. `parameters` are reported values; `theta` (P,) the solver's coordinates; residuals in nats."""
 
     law: Law
     parameters: dict[str, float]
@@ -81,7 +156,7 @@ class FitResult:
     seed: int
     residuals: np.ndarray
     log_residuals: np.ndarray
-    intervals: dict[str, tuple[Interval, ...]] = field(default_factory=dict)
+    intervals: Intervals = field(default_factory=dict)
     excluded: tuple[Exclusion, ...] = ()
 
     @property
@@ -109,47 +184,30 @@ class FitResult:
         """The same result with intervals for one parameter."""
         return replace(self, intervals={**self.intervals, name: intervals})
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {
-            "law": self.law.name,
-            "split": self.law.split.name,
-            "parameters": self.parameters,
-            "intervals": {name: [i.to_dict() for i in found] for name, found in self.intervals.items()},
-            "objective": self.objective,
-            "r_squared": self.r_squared,
-            "rmse": self.rmse,
-            "runs": self.runs,
-            "starts": {"total": self.starts, "dropped_early": self.dropped, "agreeing": self.agreeing},
-            "seed": self.seed,
-            "status": self.status.value,
-            "message": self.message,
-            "gradient_norm": self.gradient_norm,
-            "condition": self.condition,
-            "at_bound": list(self.at_bound),
-            "correlations": {
-                a: {b: float(self.correlations[i, j]) for j, b in enumerate(self.parameters)}
-                for i, a in enumerate(self.parameters)
-            },
-            "second_solver": None if self.check is None else dict(vars(self.check)),
-            "excluded": [dict(vars(gone)) for gone in self.excluded],
-        }
-
     def recommended(self, name: str) -> Interval | None:
         """The interval of a parameter that is to be quoted; None if none was estimated."""
-        return next((interval for interval in self.intervals.get(name, ()) if interval.recommended), None)
+        return recommended(self.intervals.get(name, ()))
 
-    def __str__(self) -> str:
-        rows = []
-        for name, value in self.parameters.items():
-            best = self.recommended(name)
-            shown = f"[{significant(best.low, 4)}, {significant(best.high, 4)}]" if best else "not estimated"
-            rows.append([name, significant(value, 5), shown, "at bound" if name in self.at_bound else ""])
-        head = f"{self.law.name}   split: {self.law.split.name}   runs: {self.runs}   {self.status.value}"
-        quality = (
-            f"R² {self.r_squared:.4f}, RMSE {self.rmse:.4f} nats, objective {self.objective:.4e}, "
-            f"condition {self.condition:.1e}, gradient {self.gradient_norm:.0e}, "
-            f"{self.agreeing} of {self.starts} starts agree ({self.dropped} dropped early), seed "
-            f"{self.seed}"
-        )
-        return "\n".join([head, table(["", "value", "95% interval", ""], rows), quality, self.message])
+    def summary(self, **more: Any) -> FitSummary:
+        """What a report holds of this fit; `more` are those fields that only some fits have."""
+        names = list(self.parameters)
+        rows = [[c if np.isfinite(c) else None for c in row] for row in self.correlations.tolist()]
+        same = {f.name: getattr(self, f.name) for f in fields(FitSummary) if hasattr(self, f.name)}
+        told = {
+            "law": self.law.name,
+            "split": self.law.split.name,
+            "starts": Starts(self.starts, self.dropped, self.agreeing),
+            "status": self.status.value,
+            "condition": self.condition if np.isfinite(self.condition) else None,
+            "correlations": {
+                a: dict(zip(names, row, strict=True)) for a, row in zip(names, rows, strict=True)
+            },
+            "second_solver": self.check,
+            "theta": None,
+        }
+        return FitSummary(**same | told | more)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        told: dict[str, Any] = plain(self.summary())
+        return told

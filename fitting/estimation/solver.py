@@ -2,12 +2,11 @@
 
 Shapes: S problems (starts, resamples, simulated grids), n runs, P parameters.
 
-Each problem is minimised on its own; batching only shares the arithmetic. A step solves `(Jᵀ V J + damping)
-step = -Jᵀ psi` with V = 1 where a residual is inside ±delta (the true curvature there) and V = min(1,
-lambda)·delta/|residual| outside. With lambda = 1 that is the curvature of the quadratic that lies above the
-Huber function (iteratively reweighted least squares: safe); as steps succeed lambda falls and the step
-becomes the fast Newton-like one. Steps stay in the box: parameters at a bound whose gradient points
-outwards are held.
+Each problem is minimised on its own; batching only shares the arithmetic. A step solves
+`(Jᵀ V J + damping) step = -Jᵀ psi` with V = 1 where a residual is inside ±delta (the true curvature there) and
+V = min(1, lambda)·delta/|residual| outside. With lambda = 1 that is the curvature of the quadratic above the Huber
+function (iteratively reweighted least squares: safe); as steps succeed lambda falls and the step becomes the fast
+Newton-like one. Steps stay in the box: parameters at a bound whose gradient points outwards are held.
 """
 
 from __future__ import annotations
@@ -20,13 +19,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fitting.estimation.objective import DELTA, huber, psi
-from fitting.laws.laws import Inputs, Law
+from fitting.laws import Inputs, Law
 
 CHUNK = 50
 """Problems solved together: small enough for the cache, and fixed, so that workers cannot change a result."""
 MAX_ITERATIONS = 400
-# Stages of a multi-start: after so many iterations, keep this fraction of a group's starts, and at least so
-# many.
+# Stages of a multi-start: after so many iterations, keep this fraction of a group's starts, and at least so many.
 STAGES = ((10, 0.4, 60), (10, 0.2, 40), (16, 0.08, 24), (40, 0.04, 12))
 _DAMPING = 0.01
 _FASTER, _SLOWER = 0.3, 4.0
@@ -39,8 +37,7 @@ _TINY = 1e-300
 class Problem:
     """What is minimised, for S problems at once: sum of weights·Huber(log L_pred - log_loss).
 
-    `log_loss` and `weights` are (n,) when all problems share them, else (S, n); `lower` and `upper` (P,) or
-    (S, P).
+    `log_loss` and `weights` are (n,) when all problems share them, else (S, n); `lower` and `upper` (P,) or (S, P).
     """
 
     law: Law
@@ -60,9 +57,7 @@ class Problem:
 
 @dataclass(frozen=True, eq=False)
 class Solutions:
-    """Where S problems ended: theta (S, P), objective (S,), gradient (S, P), decrease still predicted
-    (S,).
-    """
+    """Where S problems ended: theta (S, P), objective (S,), gradient (S, P), decrease still predicted (S,)."""
 
     theta: np.ndarray
     objective: np.ndarray
@@ -83,9 +78,7 @@ def workers_available() -> int:
 def minimise(
     problem: Problem, starts: np.ndarray, max_iterations: int = MAX_ITERATIONS, workers: int | None = None
 ) -> Solutions:
-    """Minimise S problems from `starts` (S, P), each on its own. Any number of workers gives the same
-    bits.
-    """
+    """Minimise S problems from `starts` (S, P), each on its own. Any number of workers gives the same bits."""
     slices = [np.arange(i, min(i + CHUNK, len(starts))) for i in range(0, len(starts), CHUNK)]
 
     def solve(part: np.ndarray) -> Solutions:
@@ -120,8 +113,7 @@ def multi_start(
     workers: int | None = None,
     stages: Sequence[tuple[int, float, int]] = STAGES,
 ) -> MultiStart:
-    """Minimise from `starts` (S, P) and keep the best of each group (S,) of starts; hopeless starts are
-    dropped early.
+    """Minimise from `starts` (S, P) and keep the best of each group (S,) of starts; hopeless starts are dropped early.
 
     Groups are numbered 0..G-1. Dropping compares a start only with those of its own group.
     """

@@ -1,1 +1,22 @@
 """The laws that a fit may take."""
+
+from __future__ import annotations
+
+from fitting.laws.forms import AdditiveLaw, ChinchillaLaw, JointLaw, LossShift
+from fitting.laws.law import Inputs, Law
+from fitting.laws.multipliers import (
+    DriftingPower,
+    FixedPower,
+    LogGrowth,
+    Multiplier,
+    PerRecurrence,
+    Power,
+    Saturating,
+    StudyPower,
+    TokenDriftingPower,
+)
+
+__all__ = [
+    "AdditiveLaw", "ChinchillaLaw", "DriftingPower", "FixedPower", "Inputs", "JointLaw", "Law", "LogGrowth",
+    "LossShift", "Multiplier", "PerRecurrence", "Power", "Saturating", "StudyPower", "TokenDriftingPower",
+]  # fmt: skip

@@ -1,31 +1,19 @@
 """m(r): how many parameters of once-used size one recurrent parameter is worth after r recurrences.
 
-The paper's form is r^phi. The others are its rivals. Each is a small class with `param_names`, `bounds` and
-a call that returns m (S, n) and its derivative by the psi (S, q, n) for psi (S, q); S parameter vectors, q
-parameters, n runs. Every form gives m(1) = 1.
+The paper's form is r^phi. The others are its rivals. Each is a small class with `param_names`, `bounds` and a call that
+returns m (S, n) and its derivative by psi (S, q, n) for psi (S, q); S parameter vectors, q parameters, n runs. Every
+form gives m(1) = 1.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Protocol
 
 import numpy as np
 
+from fitting.laws.law import Inputs
+
 _PHI_BOX = (-3.0, 3.0)
-
-
-class MultiplierInputs(Protocol):
-    """The columns a multiplier may read, each (n,)."""
-
-    @property
-    def r(self) -> np.ndarray: ...
-    @property
-    def tokens(self) -> np.ndarray: ...
-    @property
-    def flops(self) -> np.ndarray: ...
-    @property
-    def study(self) -> np.ndarray: ...
 
 
 class Multiplier(ABC):
@@ -37,7 +25,7 @@ class Multiplier(ABC):
     log_parameters: frozenset[str] = frozenset()
 
     @abstractmethod
-    def __call__(self, psi: np.ndarray, x: MultiplierInputs) -> tuple[np.ndarray, np.ndarray]:
+    def __call__(self, psi: np.ndarray, x: Inputs) -> tuple[np.ndarray, np.ndarray]:
         """m (S, n) and its derivative (S, q, n)."""
 
     def bound_to(self, r: np.ndarray, flops: np.ndarray, tokens: np.ndarray) -> Multiplier:
@@ -52,7 +40,7 @@ class Power(Multiplier):
     param_names = ("phi",)
     bounds = (_PHI_BOX,)
 
-    def __call__(self, psi: np.ndarray, x: MultiplierInputs) -> tuple[np.ndarray, np.ndarray]:
+    def __call__(self, psi: np.ndarray, x: Inputs) -> tuple[np.ndarray, np.ndarray]:
         """m (S, n) and its derivative by phi (S, 1, n)."""
         log_r = np.log(x.r)
         m = np.exp(psi * log_r)
@@ -66,15 +54,13 @@ class FixedPower(Multiplier):
         self.phi = float(phi)
         self.formula = f"r^{self.phi:g}"
 
-    def __call__(self, psi: np.ndarray, x: MultiplierInputs) -> tuple[np.ndarray, np.ndarray]:
+    def __call__(self, psi: np.ndarray, x: Inputs) -> tuple[np.ndarray, np.ndarray]:
         """m (1, n); no parameters."""
         return (x.r**self.phi)[None], np.empty((len(psi), 0, len(x.r)))
 
 
 class PerRecurrence(Multiplier):
-    """A free m for every r > 1 of the data: no assumption about the shape, the yardstick for the other
-    forms.
-    """
+    """A free m for every r > 1 of the data: no assumption about the shape, the yardstick for the other forms."""
 
     formula = "free for each r"
 
@@ -84,7 +70,7 @@ class PerRecurrence(Multiplier):
         self.bounds = tuple((-3 * np.log(r), 3 * np.log(r)) for r in recurrences)
         self.log_parameters = frozenset(self.param_names)
 
-    def __call__(self, psi: np.ndarray, x: MultiplierInputs) -> tuple[np.ndarray, np.ndarray]:
+    def __call__(self, psi: np.ndarray, x: Inputs) -> tuple[np.ndarray, np.ndarray]:
         """m (S, n) and its derivative by each log m (S, q, n)."""
         member = np.array([x.r == r for r in self.recurrences], dtype=float).reshape(
             len(self.recurrences), -1
@@ -98,15 +84,13 @@ class PerRecurrence(Multiplier):
 
 
 class Saturating(Multiplier):
-    """m = 1 + c·(1 - r^-k): gains that end at 1 + c. For k towards 0 it becomes 1 + c·k·log r, so c and k
-    merge.
-    """
+    """m = 1 + c·(1 - r^-k): gains that end at 1 + c. For k towards 0 it becomes 1 + c·k·log r, so c and k merge."""
 
     formula = "1 + c(1 - r^-k)"
     param_names = ("c", "k")
     bounds = ((-1.0, 50.0), (0.01, 5.0))
 
-    def __call__(self, psi: np.ndarray, x: MultiplierInputs) -> tuple[np.ndarray, np.ndarray]:
+    def __call__(self, psi: np.ndarray, x: Inputs) -> tuple[np.ndarray, np.ndarray]:
         """m (S, n) and its derivative by c and k (S, 2, n)."""
         c, k = psi[:, :1], psi[:, 1:]
         log_r = np.log(x.r)
@@ -121,10 +105,8 @@ class LogGrowth(Multiplier):
     param_names = ("c",)
     bounds = ((-0.3, 20.0),)
 
-    def __call__(self, psi: np.ndarray, x: MultiplierInputs) -> tuple[np.ndarray, np.ndarray]:
-        """m (S, n) and its derivative by c (S, 1, n). Kept above 0.01, which no data that loops help with
-        reaches.
-        """
+    def __call__(self, psi: np.ndarray, x: Inputs) -> tuple[np.ndarray, np.ndarray]:
+        """m (S, n) and its derivative by c (S, 1, n). m stays above 0.01; where loops help, data never get that low."""
         log_r = np.log(x.r)
         m = 1 + psi * log_r
         low = m < 0.01
@@ -132,7 +114,21 @@ class LogGrowth(Multiplier):
         return np.where(low, 0.01, m), slope[:, None, :]
 
 
-class DriftingPower(Multiplier):
+class _TiltedPower(Multiplier):
+    """m = r^(phi + tilt·z) for some column z of the runs."""
+
+    @abstractmethod
+    def _column(self, x: Inputs) -> np.ndarray:
+        """z (n,)."""
+
+    def __call__(self, psi: np.ndarray, x: Inputs) -> tuple[np.ndarray, np.ndarray]:
+        """m (S, n) and its derivative by phi and the tilt (S, 2, n)."""
+        log_r, z = np.log(x.r), self._column(x)
+        m = np.exp((psi[:, :1] + psi[:, 1:] * z) * log_r)
+        return m, np.stack([m * log_r, m * log_r * z], axis=1)
+
+
+class DriftingPower(_TiltedPower):
     """m = r^(phi + slope·log(z/z_ref)) with z the training FLOPs; z_ref is the geometric mean of the data.
 
     phi is then the exponent at the reference point, which the formula states.
@@ -147,12 +143,8 @@ class DriftingPower(Multiplier):
         at = f"{self.letter}_ref" if reference is None else f"{reference:.4g}"
         self.formula = f"r^(phi + slope·log({self.letter}/{at}))"
 
-    def __call__(self, psi: np.ndarray, x: MultiplierInputs) -> tuple[np.ndarray, np.ndarray]:
-        """m (S, n) and its derivative by phi and slope (S, 2, n)."""
-        log_r = np.log(x.r)
-        distance = np.log(self._variable(x.flops, x.tokens) / (self.reference or 1.0))
-        m = np.exp((psi[:, :1] + psi[:, 1:] * distance) * log_r)
-        return m, np.stack([m * log_r, m * log_r * distance], axis=1)
+    def _column(self, x: Inputs) -> np.ndarray:
+        return np.asarray(np.log(self._variable(x.flops, x.tokens) / (self.reference or 1.0)))
 
     def bound_to(self, r: np.ndarray, flops: np.ndarray, tokens: np.ndarray) -> DriftingPower:
         """With the geometric mean of the data as the reference point, unless one was given."""
@@ -175,17 +167,12 @@ class TokenDriftingPower(DriftingPower):
         return tokens
 
 
-class StudyPower(Multiplier):
-    """m = r^(phi + delta_phi·x), x = 1 for the runs of a case study: the paired estimate of a change of
-    phi.
-    """
+class StudyPower(_TiltedPower):
+    """m = r^(phi + delta_phi·x), x = 1 for the runs of a case study: the paired estimate of a change of phi."""
 
     formula = "r^(phi + delta_phi·study)"
     param_names = ("phi", "delta_phi")
     bounds = (_PHI_BOX, (-3.0, 3.0))
 
-    def __call__(self, psi: np.ndarray, x: MultiplierInputs) -> tuple[np.ndarray, np.ndarray]:
-        """m (S, n) and its derivative by phi and delta_phi (S, 2, n)."""
-        log_r = np.log(x.r)
-        m = np.exp((psi[:, :1] + psi[:, 1:] * x.study) * log_r)
-        return m, np.stack([m * log_r, m * log_r * x.study], axis=1)
+    def _column(self, x: Inputs) -> np.ndarray:
+        return x.study

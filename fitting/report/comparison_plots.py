@@ -1,43 +1,39 @@
-"""The figures of a case study, drawn from comparison.json alone (F36)."""
+"""The figures of a case study, drawn from the comparison alone."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
+from fitting.estimation.results import recommended
 from fitting.report.comparison_sections import CHANNELS, mean_channels
-from fitting.report.document import recommended
-from fitting.report.plots import COLOURS, MARKERS, WIDTH, drawn, log_ticks, look
-
-Analysis = dict[str, Any]
+from fitting.report.plots import COLOURS, MARKERS, WIDTH, Figures, drawn, log_ticks, look
+from fitting.studies.comparison import Comparison
 
 
-def figures(analysis: Analysis) -> dict[str, tuple[str, bytes]]:
-    """Every figure the analysis has content for: file name -> (caption, PNG)."""
-    return drawn(analysis, _FIGURES)
+def figures(found: Comparison) -> dict[str, tuple[str, bytes]]:
+    """Every figure the comparison has content for: file name -> (caption, PNG)."""
+    return drawn(found, _FIGURES)
 
 
-def _delta_phi(analysis: Analysis) -> Figure:
+def _delta_phi(found: Comparison) -> Figure:
     figure, axis = plt.subplots(figsize=(WIDTH, 1.9))
     axis.axvline(0, color="0.5", linewidth=0.8)
-    for i, e in enumerate(analysis["estimates"]):
-        best = recommended(e["intervals"])
+    for i, e in enumerate(found.estimates):
+        best = recommended(e.intervals)
         if best:
-            axis.plot([best["low"], best["high"]], [i, i], color=COLOURS[i], linewidth=2)
-        axis.plot(e["delta_phi"], i, marker=MARKERS[i], color=COLOURS[i], markersize=6, linestyle="")
-    names = [e["method"] for e in analysis["estimates"]]
+            axis.plot([best.low, best.high], [i, i], color=COLOURS[i], linewidth=2)
+        axis.plot(e.delta_phi, i, marker=MARKERS[i], color=COLOURS[i], markersize=6, linestyle="")
+    names = [e.method for e in found.estimates]
     axis.set_yticks(range(len(names)), names)
     axis.invert_yaxis()
-    axis.set(xlabel=f"delta phi (split {analysis['split']}, status {analysis['status']})")
+    axis.set(xlabel=f"delta phi (split {found.split}, status {found.status})")
     return figure
 
 
-def _losses(analysis: Analysis) -> Figure:
-    budgets, points = analysis["budgets"], analysis["points"]
-    recurrences = sorted({p["r"] for p in points})
+def _losses(found: Comparison) -> Figure:
+    budgets, points = found.budgets, found.points
+    recurrences = sorted({p.r for p in points})
     columns = min(3, len(budgets))
     rows = -(-len(budgets) // columns)
     figure, axes = plt.subplots(rows, columns, figsize=(WIDTH, 2.3 * rows), squeeze=False)
@@ -48,12 +44,12 @@ def _losses(analysis: Analysis) -> Figure:
                 ("baseline", "-", None),
                 ("study", "--", "white"),
             ):
-                chosen = [p for p in points if (p["r"], p["budget"], p["arm"]) == (r, budget, arm)]
-                chosen.sort(key=lambda p: p["n"])
+                chosen = [p for p in points if (p.r, p.budget, p.arm) == (r, budget, arm)]
+                chosen.sort(key=lambda p: p.n)
                 if not chosen:
                     continue
                 axis.plot(
-                    [p["n"] for p in chosen], [p["loss"] for p in chosen], style, linewidth=0.8,
+                    [p.n for p in chosen], [p.loss for p in chosen], style, linewidth=0.8,
                     markerfacecolor=face or look(i)["color"], label=f"r = {r:g}, {arm}", **look(i),
                 )  # fmt: skip
         axis.set(xscale="log", title=f"C = {budget:.3g} FLOPs", xlabel="unique parameters N")
@@ -71,9 +67,9 @@ def _losses(analysis: Analysis) -> Figure:
     return figure
 
 
-def _channels(analysis: Analysis) -> Figure:
+def _channels(found: Comparison) -> Figure:
     figure, axis = plt.subplots(figsize=(WIDTH, 2.5))
-    means = mean_channels(analysis)
+    means = mean_channels(found)
     width = 0.8 / len(CHANNELS)
     for i, name in enumerate(CHANNELS):
         at = [j + (i - (len(CHANNELS) - 1) / 2) * width for j in range(len(means))]
@@ -85,7 +81,7 @@ def _channels(analysis: Analysis) -> Figure:
     return figure
 
 
-_FIGURES: dict[str, tuple[str, Callable[[Analysis], bool], Callable[[Analysis], Figure]]] = {
+_FIGURES: Figures[Comparison] = {
     "delta_phi": (
         "The three estimates of delta phi with their widened 95% intervals.",
         lambda a: True,
@@ -98,7 +94,7 @@ _FIGURES: dict[str, tuple[str, Callable[[Analysis], bool], Callable[[Analysis], 
     ),
     "channels": (
         "Where the differences of matched runs come from, means for every r.",
-        lambda a: len(a["channels"]) > 0,
+        lambda a: len(a.channels) > 0,
         _channels,
     ),
 }

@@ -1,22 +1,23 @@
-"""Sections of sentences and tables: what a report says, before it becomes text, Markdown or HTML."""
+"""Sections of sentences and tables, and how they become text for a terminal, Markdown and HTML."""
 
 from __future__ import annotations
 
+import html
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from fitting.report.tables import markdown_table, significant, table
+from fitting.estimation.results import Interval, recommended
 
 Row = Sequence[str]
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table with its caption."""
+    """Rows of cells under a header."""
 
     header: Row
-    rows: list[Row]
+    rows: Sequence[Row]
 
 
 @dataclass(frozen=True)
@@ -38,13 +39,65 @@ class Section:
         ]
         return "\n\n".join([f"## {self.title}", *parts])
 
+    def html(self) -> str:
+        """For report.html."""
+        parts = [
+            f"<p>{html.escape(part)}</p>" if isinstance(part, str) else html_table(part.header, part.rows)
+            for part in self.parts
+        ]
+        return "\n".join([f"<h2>{html.escape(self.title)}</h2>", *parts])
 
-def recommended(intervals: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The interval that is to be quoted; None if none was estimated."""
-    return next((interval for interval in intervals if interval["recommended"]), None)
 
-
-def interval_text(intervals: Sequence[dict[str, Any]]) -> str:
-    """The recommended interval as text; never a bare number."""
+def interval_text(intervals: Sequence[Interval]) -> str:
+    """The recommended one of a parameter's intervals as text; never a bare number."""
     best = recommended(intervals)
-    return f"[{significant(best['low'])}, {significant(best['high'])}]" if best else "not estimated"
+    return f"[{significant(best.low)}, {significant(best.high)}]" if best else "not estimated"
+
+
+def significant(value: float | None, digits: int = 4) -> str:
+    """A number with so many significant digits, without an exponent where it is readable without one."""
+    if value is None:
+        return "-"
+    if not math.isfinite(value):
+        return str(value)
+    if value != 0 and not 1e-3 <= abs(value) < 1e6:
+        return f"{value:.{digits - 1}e}"
+    decimals = max(0, digits - 1 - (math.floor(math.log10(abs(value))) if value else 0))
+    return f"{value:.{decimals}f}"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns aligned for a terminal: text left, numbers right."""
+    cells = [list(map(str, header)), *[list(map(str, row)) for row in rows]]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    numeric = [all(_is_number(row[i]) for row in cells[1:]) and len(cells) > 1 for i in range(len(header))]
+
+    def line(row: list[str]) -> str:
+        padded = (c.rjust(w) if n else c.ljust(w) for c, w, n in zip(row, widths, numeric, strict=True))
+        return ("  " + "  ".join(padded)).rstrip()
+
+    head = line(cells[0])
+    body = [line(row) for row in cells[1:]]
+    return "\n".join([*([head] if head.strip() else []), *body])
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The same as a Markdown table."""
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    lines += ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The same as an HTML table that scrolls where it is too wide."""
+    lines = [("th", header), *(("td", row) for row in rows)]
+    cells = ("".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) for tag, row in lines)
+    return f'<div class="wide"><table>{"".join(f"<tr>{line}</tr>" for line in cells)}</table></div>'
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return text in ("", "-")
+    return True

@@ -1,4 +1,4 @@
-"""The report's figures, drawn from fit.json alone (F36). matplotlib is loaded only here.
+"""The report's figures, drawn from the analysis alone. matplotlib is loaded only here.
 
 Colours are Okabe and Ito's, safe for colour-blind readers; every r also has its own marker.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import matplotlib
 
@@ -16,6 +16,9 @@ import matplotlib.pyplot as plt  # noqa: E402
 import numpy as np  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator  # noqa: E402
+
+from fitting.studies.allocation import AllocationOfR, AllocationRefused  # noqa: E402
+from fitting.studies.analysis import Analysis  # noqa: E402
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -26,7 +29,9 @@ _STYLE = {
 }  # fmt: skip
 WIDTH = 6.6
 
-Analysis = dict[str, Any]
+Result = TypeVar("Result")
+Figures = Mapping[str, tuple[str, Callable[[Result], bool], Callable[[Result], Figure]]]
+"""Name -> (caption, whether the result has content for it, how it is drawn)."""
 
 
 def figures(analysis: Analysis) -> dict[str, tuple[str, bytes]]:
@@ -34,17 +39,14 @@ def figures(analysis: Analysis) -> dict[str, tuple[str, bytes]]:
     return drawn(analysis, _FIGURES)
 
 
-def drawn(
-    analysis: Analysis,
-    wanted: Mapping[str, tuple[str, Callable[[Analysis], bool], Callable[[Analysis], Figure]]],
-) -> dict[str, tuple[str, bytes]]:
-    """The same for figures given as name -> (caption, whether it has content, how it is drawn)."""
+def drawn(result: Result, wanted: Figures[Result]) -> dict[str, tuple[str, bytes]]:
+    """Those of the `wanted` figures that a result has content for: file name -> (caption, PNG)."""
     out = {}
     with plt.rc_context(_STYLE):  # type: ignore[arg-type]
         for name, (caption, needs, draw) in wanted.items():
-            if not needs(analysis):
+            if not needs(result):
                 continue
-            figure = draw(analysis)
+            figure = draw(result)
             buffer = io.BytesIO()
             # A fixed metadata makes the same analysis give the same bytes.
             figure.savefig(buffer, format="png", metadata={"Software": None})
@@ -59,7 +61,7 @@ def look(index: int) -> dict[str, Any]:
 
 
 def _look(analysis: Analysis, r: float) -> dict[str, Any]:
-    return look(analysis["data"]["recurrences"].index(r))
+    return look(analysis.data.recurrences.index(r))
 
 
 def _colour(analysis: Analysis, r: float) -> dict[str, Any]:
@@ -67,9 +69,7 @@ def _colour(analysis: Analysis, r: float) -> dict[str, Any]:
 
 
 def log_ticks(axis: Any) -> None:
-    """Labels such as 30M at 1 and 3 of each decade only: the default ones overlap and take long to lay
-    out.
-    """
+    """Labels such as 30M at 1 and 3 of each decade only: the default ones overlap and take long to lay out."""
     axis.set_major_locator(LogLocator(base=10, subs=(1.0, 3.0)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
     axis.set_minor_locator(NullLocator())
@@ -83,47 +83,41 @@ def _short(value: float) -> str:
 
 
 def _points(analysis: Analysis, r: float) -> dict[str, np.ndarray]:
-    chosen = [p for p in analysis["data"]["points"] if p["r"] == r]
+    chosen = [vars(p) for p in analysis.data.points if p.r == r]
     return {key: np.array([p[key] for p in chosen]) for key in chosen[0] if key != "source"}
 
 
 def _ratios(analysis: Analysis) -> Figure:
     figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 2.6))
-    rows = analysis["fit"]["effective_ratios"]
-    r = [row["r"] for row in rows]
-    left.plot(r, [row["unique"] for row in rows], "o-", color=COLOURS[0], label="unique")
-    left.plot(
-        r,
-        [row["effective"] for row in rows],
-        "s--",
-        color=COLOURS[1],
-        label="effective",
-    )
+    rows = analysis.fit.effective_ratios
+    r = [row.r for row in rows]
+    left.plot(r, [row.unique for row in rows], "o-", color=COLOURS[0], label="unique")
+    left.plot(r, [row.effective for row in rows], "s--", color=COLOURS[1], label="effective")
     left.set(xlabel="recurrences r", ylabel="parameters relative to r = 1", ylim=(0, 1.15))
-    base = rows[0]["flops_per_token"] / 3
-    right.plot(r, [row["flops_per_token"] / 3 / base for row in rows], "^-", color=COLOURS[2])
+    base = rows[0].flops_per_token / 3
+    right.plot(r, [row.flops_per_token / 3 / base for row in rows], "^-", color=COLOURS[2])
     right.set(xlabel="recurrences r", ylabel="relative forward FLOPs/token", ylim=(0, 1.25))
     for axis in (left, right):
         axis.set_xscale("log", base=2)
         axis.set_xticks(r, [f"{value:g}" for value in r])
     left.legend()
-    figure.suptitle(f"d_model {rows[0]['d_model']:g}, split {analysis['fit']['split']}", fontsize=8)
+    figure.suptitle(f"d_model {rows[0].d_model:g}, split {analysis.fit.split}", fontsize=8)
     return figure
 
 
 def _frontier(analysis: Analysis) -> Figure:
     figure, axes = plt.subplots(1, 2, figsize=(WIDTH, 2.9), sharey=True)
-    budgets = analysis["curves"]["budgets"]
+    budgets = analysis.curves.budgets
     for axis, key, title in zip(axes, ("law", "phi = 1"), ("fitted law", "fit with phi = 1"), strict=True):
-        for row in analysis["curves"]["per_r"]:
-            if key not in row["frontier"]:
+        for row in analysis.curves.per_r:
+            if key not in row.frontier:
                 continue
-            axis.plot(budgets, row["frontier"][key], **_colour(analysis, row["r"]))
-        for r in analysis["data"]["recurrences"]:
-            minima = [p["optimum"] for p in analysis["allocation"]["parabolas"] if p["r"] == r]
-            minima = [o for o in minima if o["loss"] is not None]
+            axis.plot(budgets, row.frontier[key], **_colour(analysis, row.r))
+        for r in analysis.data.recurrences:
+            minima = [p.optimum for p in analysis.allocation.parabolas if p.r == r]
+            minima = [o for o in minima if o.loss is not None]
             axis.plot(
-                [o["flops"] for o in minima], [o["loss"] for o in minima], linestyle="", label=f"r = {r:g}",
+                [o.flops for o in minima], [o.loss for o in minima], linestyle="", label=f"r = {r:g}",
                 **_look(analysis, r),
             )  # fmt: skip
         axis.set(xscale="log", xlabel="training FLOPs C", title=title)
@@ -134,30 +128,25 @@ def _frontier(analysis: Analysis) -> Figure:
 
 
 def _isoflops(analysis: Analysis) -> Figure:
-    budgets = analysis["data"]["budgets"]
+    budgets = analysis.data.budgets
     columns = min(3, len(budgets))
     rows = -(-len(budgets) // columns)
     figure, axes = plt.subplots(rows, columns, figsize=(WIDTH, 2.2 * rows), squeeze=False)
     for axis, budget in zip(axes.flat, budgets, strict=False):
-        for r in analysis["data"]["recurrences"]:
+        for r in analysis.data.recurrences:
             cell = _points(analysis, r)
             inside = cell["budget"] == budget
-            axis.plot(
-                cell["n"][inside],
-                cell["loss"][inside],
-                linestyle="",
-                label=f"r = {r:g}",
-                **_look(analysis, r),
-            )
-            for p in analysis["allocation"]["parabolas"]:
-                if (p["r"], p["budget"]) != (r, budget) or p["coefficients"] is None:
+            n, loss = cell["n"][inside], cell["loss"][inside]
+            axis.plot(n, loss, linestyle="", label=f"r = {r:g}", **_look(analysis, r))
+            for p in analysis.allocation.parabolas:
+                if (p.r, p.budget) != (r, budget) or p.coefficients is None:
                     continue
-                u = np.linspace(np.log(cell["n"][inside].min()), np.log(cell["n"][inside].max()), 60)
-                a, b, c = p["coefficients"]
+                u = np.linspace(np.log(n.min()), np.log(n.max()), 60)
+                a, b, c = p.coefficients
                 axis.plot(np.exp(u), a + b * u + c * u * u, **_colour(analysis, r))
-                if p["optimum"]["loss"] is not None:
+                if p.optimum.loss is not None:
                     axis.plot(
-                        p["optimum"]["n"], p["optimum"]["loss"], marker="*", markersize=8,
+                        p.optimum.n, p.optimum.loss, marker="*", markersize=8,
                         markeredgecolor="black", markeredgewidth=0.6, linestyle="", **_colour(analysis, r),
                     )  # fmt: skip
         axis.set(xscale="log", title=f"C = {budget:.3g} FLOPs")
@@ -179,21 +168,16 @@ def _allocation(analysis: Analysis) -> Figure:
     figure, axes = plt.subplots(1, 2, figsize=(WIDTH, 2.9))
     names = (("n", "N* (unique parameters)"), ("tokens", "D* (tokens)"))
     for axis, (key, label) in zip(axes, names, strict=True):
-        for row in analysis["allocation"]["per_r"]:
-            if "refusal" in row:
+        for row in analysis.allocation.per_r:
+            if isinstance(row, AllocationRefused):
                 continue
-            r, look = row["r"], _look(analysis, row["r"])
-            law = row["from_joint_law"]["optima"]
-            axis.plot([o["flops"] for o in law], [o[key] for o in law], color=look["color"])
-            minima = [p["optimum"] for p in analysis["allocation"]["parabolas"] if p["r"] == r]
-            minima = [o for o in minima if o[key] is not None]
-            axis.plot(
-                [o["flops"] for o in minima],
-                [o[key] for o in minima],
-                linestyle="",
-                label=f"r = {r:g}",
-                **look,
-            )
+            r, look = row.r, _look(analysis, row.r)
+            law = row.from_joint_law.optima
+            axis.plot([o.flops for o in law], [getattr(o, key) for o in law], color=look["color"])
+            minima = [p.optimum for p in analysis.allocation.parabolas if p.r == r]
+            known = [o for o in minima if getattr(o, key) is not None]
+            x, y = [o.flops for o in known], [getattr(o, key) for o in known]
+            axis.plot(x, y, linestyle="", label=f"r = {r:g}", **look)
         axis.set(xscale="log", yscale="log", xlabel="training FLOPs C", ylabel=label)
         log_ticks(axis.xaxis)
         log_ticks(axis.yaxis)
@@ -204,13 +188,14 @@ def _allocation(analysis: Analysis) -> Figure:
 
 
 def _predicted(analysis: Analysis) -> Figure:
-    recurrences = analysis["data"]["recurrences"]
+    recurrences = analysis.data.recurrences
     figure, axes = plt.subplots(
         1, len(recurrences), figsize=(WIDTH, 2.3), sharex=True, sharey=True, squeeze=False
     )
     for axis, r in zip(axes[0], recurrences, strict=True):
         p = _points(analysis, r)
-        span = [min(p["loss"].min(), p["predicted"].min()), max(p["loss"].max(), p["predicted"].max())]
+        both = np.concatenate([p["loss"], p["predicted"]])
+        span = [both.min(), both.max()]
         axis.plot(span, span, color="0.5", linewidth=0.8)
         axis.plot(p["predicted"], p["loss"], linestyle="", **_look(analysis, r))
         rmse = np.sqrt((p["residual"] ** 2).mean())
@@ -223,7 +208,7 @@ def _residuals(analysis: Analysis) -> Figure:
     figure, axes = plt.subplots(1, 2, figsize=(WIDTH, 2.7), sharey=True)
     for axis, key, label in zip(axes, ("n", "tokens"), ("unique parameters N", "tokens D"), strict=True):
         axis.axhline(0, color="0.5", linewidth=0.8)
-        for r in analysis["data"]["recurrences"]:
+        for r in analysis.data.recurrences:
             p = _points(analysis, r)
             axis.plot(p[key], p["residual"], linestyle="", label=f"r = {r:g}", **_look(analysis, r))
         axis.set(xscale="log", xlabel=label)
@@ -234,30 +219,31 @@ def _residuals(analysis: Analysis) -> Figure:
 
 
 def _profile(analysis: Analysis) -> Figure:
-    name = analysis["parameter_of_interest"]
+    name = analysis.parameter_of_interest
     figure, axis = plt.subplots(figsize=(WIDTH, 3.0))
-    curve = analysis["profile"]
-    values, statistic = np.array(curve["values"]), np.array(curve["statistic"])
-    intervals = analysis["fit"]["intervals"].get(name, [])
+    curve = analysis.profile
+    assert curve is not None
+    values, statistic = np.array(curve.values), np.array(curve.statistic)
+    intervals = analysis.fit.intervals.get(name, ())
     top = 3.84 * 2.6
     axis.plot(values, statistic, color="black", label="profile T")
     axis.axhline(3.84, color="0.5", linestyle=":", linewidth=1)
     axis.annotate("3.84", (0.005, 3.84), xycoords=("axes fraction", "data"), va="bottom", fontsize=7)
-    axis.axvline(analysis["fit"]["parameters"][name], color="0.5", linewidth=0.8)
+    axis.axvline(analysis.fit.parameters[name], color="0.5", linewidth=0.8)
     for i, interval in enumerate(intervals):
         height = -0.9 * (i + 1)
         axis.plot(
-            [interval["low"], interval["high"]], [height, height], color=COLOURS[i],
-            linewidth=3.5 if interval["recommended"] else 2,
-            label=interval["method"] + (" (recommended)" if interval["recommended"] else ""),
+            [interval.low, interval.high], [height, height], color=COLOURS[i],
+            linewidth=3.5 if interval.recommended else 2,
+            label=interval.method + (" (recommended)" if interval.recommended else ""),
         )  # fmt: skip
     # Where no interval could be made, as far as the curve is drawn.
     shown = values[statistic < top] if (statistic < top).any() else values
-    low = min((i["low"] for i in intervals), default=float(shown.min()))
-    high = max((i["high"] for i in intervals), default=float(shown.max()))
+    low = min((i.low for i in intervals), default=float(shown.min()))
+    high = max((i.high for i in intervals), default=float(shown.max()))
     margin = 0.35 * (high - low)
     axis.set(
-        xlabel=f"{name} (split {analysis['fit']['split']})", ylabel="T (below 0: intervals)",
+        xlabel=f"{name} (split {analysis.fit.split})", ylabel="T (below 0: intervals)",
         ylim=(-0.9 * (len(intervals) + 1), top), xlim=(low - margin, high + margin),
     )  # fmt: skip
     axis.set_yticks([0, 3.84, 7.68], ["0", "", "7.7"])
@@ -269,17 +255,15 @@ def _always(analysis: Analysis) -> bool:
     return True
 
 
-_FIGURES: dict[str, tuple[str, Callable[[Analysis], bool], Callable[[Analysis], Figure]]] = {
+_FIGURES: Figures[Analysis] = {
     "ratios": (
-        "Unique parameters and effective size (N_once + m·N_rec) relative to r = 1 at one width; forward "
-        "FLOPs.",
-        lambda a: len(a["fit"]["effective_ratios"]) > 1,
+        "Unique parameters and effective size (N_once + m·N_rec) relative to r = 1 at one width; forward FLOPs.",
+        lambda a: len(a.fit.effective_ratios) > 1,
         _ratios,
     ),
     "frontier": (
-        "Compute-optimal loss against training FLOPs: parabola minima, the fitted law, and the law with "
-        "phi = 1.",
-        lambda a: "restricted" in a and len(a["curves"]["per_r"]) > 0,
+        "Compute-optimal loss against training FLOPs: parabola minima, the fitted law, and the law with phi = 1.",
+        lambda a: a.restricted is not None and len(a.curves.per_r) > 0,
         _frontier,
     ),
     "isoflops": (
@@ -289,14 +273,14 @@ _FIGURES: dict[str, tuple[str, Callable[[Analysis], bool], Callable[[Analysis], 
     ),
     "allocation": (
         "Compute-optimal size and tokens against training FLOPs.",
-        lambda a: any("refusal" not in row for row in a["allocation"]["per_r"]),
+        lambda a: any(isinstance(row, AllocationOfR) for row in a.allocation.per_r),
         _allocation,
     ),
     "predicted": ("Observed against predicted loss for every r.", _always, _predicted),
     "residuals": ("Residuals against size and tokens.", _always, _residuals),
     "profile": (
         "Profile likelihood of the parameter of interest, and all intervals.",
-        lambda a: "profile" in a,
+        lambda a: a.profile is not None,
         _profile,
     ),
 }

@@ -1,6 +1,4 @@
-"""Write a report folder: the numbers as JSON, report.md, report.html and the figures, every number out of the
-analysis (F36).
-"""
+"""A report folder: the numbers as JSON, report.md, report.html and the figures, every number out of the analysis."""
 
 from __future__ import annotations
 
@@ -14,45 +12,67 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from fitting.data.plain import read
 from fitting.errors import FitError
+from fitting.estimation.results import FitResult
 from fitting.records import write_bytes_atomically, write_text_atomically
 from fitting.report.comparison_sections import comparison_sections
-from fitting.report.document import Section, Table
-from fitting.report.sections import sections
+from fitting.report.document import Section
+from fitting.report.sections import fit_sections, sections
+from fitting.report.study_sections import forecast_sections, plan_sections
+from fitting.studies.analysis import Analysis
+from fitting.studies.comparison import Comparison
+from fitting.studies.planner import Plan
+from fitting.studies.prediction import Forecast
 
 _TEMPLATE = Path(__file__).with_name("report_page.html")
 FIGURES = "## Figures"
+Reported = Analysis | Comparison
+_SECTIONS: dict[type, Callable[[Any], list[Section]]] = {
+    Analysis: sections,
+    Comparison: comparison_sections,
+    FitResult: fit_sections,
+    Plan: plan_sections,
+    Forecast: forecast_sections,
+}
 
 
 @dataclass(frozen=True)
 class Form:
-    """How one kind of analysis is written down."""
+    """How one kind of result is written down."""
 
+    type: type[Reported]
     numbers: str
     """Name of the file with all numbers."""
     title: str
-    sections: Callable[[dict[str, Any]], list[Section]]
     plots: str
     """Module with its figures; it is loaded when they are drawn."""
-    page: bool
-    """Whether there is an interactive page as well."""
 
 
 FORMS = {
-    "fit": Form("fit.json", "Scaling-law report", sections, "fitting.report.plots", True),
-    "comparison": Form(
-        "comparison.json", "Case-study report", comparison_sections, "fitting.report.comparison_plots", False
-    ),
+    "fit": Form(Analysis, "fit.json", "Scaling-law report", "fitting.report.plots"),
+    "comparison": Form(Comparison, "comparison.json", "Case-study report", "fitting.report.comparison_plots"),
 }
-"""By the `kind` that an analysis says it is."""
+"""By the `kind` that a report's JSON names."""
 
 
-def form_of(analysis: dict[str, Any]) -> Form:
-    """How an analysis is written down. Raises `FitError` if it is of no known kind."""
-    kind = analysis.get("kind")
+def text(result: Reported | FitResult | Plan | Forecast) -> str:
+    """What a result says, as text for a terminal."""
+    return "\n\n".join(section.text() for section in _SECTIONS[type(result)](result))
+
+
+def read_reported(numbers: dict[str, Any], path: Path) -> Reported:
+    """The result whose `numbers` the JSON file at `path` holds. Raises `FitError` for anything else."""
+    kind = numbers.get("kind")
     if kind not in FORMS:
-        raise FitError(f"This report is of the kind {kind!r}, not one of: {', '.join(FORMS)}. Make it again")
-    return FORMS[kind]
+        raise FitError(f"{path} is of the kind {kind!r}, not one of: {', '.join(FORMS)}. Make it again")
+    try:
+        found: Reported = read(FORMS[kind].type, numbers)
+    except FitError as error:
+        raise FitError(
+            f"{path} does not say what it was made of as a report does ({error}). Make it again with --report"
+        ) from None
+    return found
 
 
 def check_folder(folder: Path, overwrite: bool, kind: str = "fit") -> None:
@@ -61,10 +81,11 @@ def check_folder(folder: Path, overwrite: bool, kind: str = "fit") -> None:
         raise FitError(f"--report {folder} is a file. Name a folder")
     there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
-        raise FitError(f"--report {folder} cannot be written: {there} is no folder open to you. Name another")
-    others = [
-        form.numbers for name, form in FORMS.items() if name != kind and (folder / form.numbers).exists()
-    ]
+        raise FitError(
+            f"--report {folder} cannot be written: {there} is not a folder open to you. Name another"
+        )
+    others = [form.numbers for name, form in FORMS.items() if name != kind]
+    others = [name for name in others if (folder / name).exists()]
     if others:
         raise FitError(f"{folder} holds a report of another kind ({', '.join(others)}). Name another folder")
     taken = [name for name in (FORMS[kind].numbers, "report.md", "report.html") if (folder / name).exists()]
@@ -75,90 +96,59 @@ def check_folder(folder: Path, overwrite: bool, kind: str = "fit") -> None:
 
 
 def write_report(
-    analysis: dict[str, Any], folder: Path, progress: Callable[[str], None] = lambda _: None
+    result: Reported, folder: Path, progress: Callable[[str], None] = lambda _: None
 ) -> list[Path]:
     """Write everything into `folder` (made if missing), each file atomically. Returns the paths."""
-    form = form_of(analysis)
+    form = _form_of(result)
     progress("drawing figures")
-    drawn = import_module(form.plots).figures(analysis)
-    content = form.sections(analysis)
-    text = json.dumps(plain(analysis), indent=2, allow_nan=False) + "\n"
-    written = [write_text_atomically(folder / form.numbers, text)]
+    drawn = import_module(form.plots).figures(result)
+    numbers = result.to_dict()
+    written = [
+        write_text_atomically(folder / form.numbers, json.dumps(numbers, indent=2, allow_nan=False) + "\n")
+    ]
     written += [write_bytes_atomically(folder / name, png) for name, (_, png) in drawn.items()]
-    written.append(write_text_atomically(folder / "report.md", _markdown(form, content, drawn)))
-    if form.page:
-        written.append(write_text_atomically(folder / "report.html", _page(analysis, content, drawn)))
+    shown = [f"![{caption}]({name})\n\n{caption}" for name, (caption, _) in drawn.items()]
+    source = f"Every number here comes from `{form.numbers}` in this folder."
+    markdown = "\n\n".join([before_figures(result), FIGURES, *shown, source]) + "\n"
+    written.append(write_text_atomically(folder / "report.md", markdown))
+    if isinstance(result, Analysis):
+        written.append(write_text_atomically(folder / "report.html", _page(result, numbers, drawn)))
     return written
 
 
-def text_of(analysis: dict[str, Any]) -> str:
+def before_figures(result: Reported) -> str:
     """What report.md holds before its figures."""
-    form = form_of(analysis)
-    return "\n\n".join(_beginning(form, form.sections(analysis)))
+    content = _SECTIONS[type(result)](result)
+    return "\n\n".join([f"# {_form_of(result).title}", *(section.markdown() for section in content)])
 
 
-def parts_of_page(analysis: dict[str, Any]) -> list[str]:
-    """What report.html holds beside its figures and template: the sections, and the numbers behind the slider."""
-    return [*map(_html_section, form_of(analysis).sections(analysis)), _slider_data(analysis)]
+def parts_of_page(analysis: Analysis, numbers: dict[str, Any]) -> list[str]:
+    """What report.html holds beside figures and template: the sections, and the `numbers` of the JSON that the slider
+    reads.
+    """
+    return [*(section.html() for section in sections(analysis)), _slider_data(numbers)]
 
 
-def plain(value: Any) -> Any:
-    """The value with non-finite numbers as null, which is what JSON has for them."""
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and value - value != 0:
-        return None
-    return value
+def _form_of(result: Reported) -> Form:
+    return next(form for form in FORMS.values() if form.type is type(result))
 
 
-def _title(analysis: dict[str, Any]) -> str:
-    name = analysis["parameter_of_interest"]
-    fit = analysis["fit"]
-    return f"{name} = {fit['parameters'][name]:.4f}, split {fit['split']}, status {fit['status']}"
-
-
-def _beginning(form: Form, content: list[Section]) -> list[str]:
-    return [f"# {form.title}", *(section.markdown() for section in content)]
-
-
-def _markdown(form: Form, content: list[Section], drawn: dict[str, tuple[str, bytes]]) -> str:
-    parts = [*_beginning(form, content), FIGURES]
-    parts += [f"![{caption}]({name})\n\n{caption}" for name, (caption, _) in drawn.items()]
-    parts.append(f"Every number here comes from `{form.numbers}` in this folder.")
-    return "\n\n".join(parts) + "\n"
-
-
-def _page(analysis: dict[str, Any], content: list[Section], drawn: dict[str, tuple[str, bytes]]) -> str:
-    body = "\n".join(_html_section(section) for section in content)
+def _page(analysis: Analysis, numbers: dict[str, Any], drawn: dict[str, tuple[str, bytes]]) -> str:
+    *said, slider = parts_of_page(analysis, numbers)
     for caption, png in drawn.values():
-        data = base64.b64encode(png).decode("ascii")
-        body += f'\n<figure><img alt="{html.escape(caption)}" src="data:image/png;base64,{data}">'
-        body += f"<figcaption>{html.escape(caption)}</figcaption></figure>"
+        data, shown = base64.b64encode(png).decode("ascii"), html.escape(caption)
+        image = f'<img alt="{shown}" src="data:image/png;base64,{data}">'
+        said.append(f"<figure>{image}<figcaption>{shown}</figcaption></figure>")
+    name, fit = analysis.parameter_of_interest, analysis.fit
+    title = f"{name} = {fit.parameters[name]:.4f}, split {fit.split}, status {fit.status}"
     page = _TEMPLATE.read_text(encoding="utf-8")
-    values = {"TITLE": html.escape(_title(analysis)), "DATA": _slider_data(analysis), "SECTIONS": body}
-    for name, value in values.items():
-        page = page.replace(f"@@{name}@@", value)
+    values = {"TITLE": html.escape(title), "DATA": slider, "SECTIONS": "\n".join(said)}
+    for key, value in values.items():
+        page = page.replace(f"@@{key}@@", value)
     return page
 
 
-def _slider_data(analysis: dict[str, Any]) -> str:
+def _slider_data(numbers: dict[str, Any]) -> str:
     keys = ("data", "curves", "phi_path", "allocation", "profile", "fit")
     # "<" must not end the script element early.
-    return json.dumps(plain({key: analysis[key] for key in keys if key in analysis})).replace("<", "\\u003c")
-
-
-def _html_section(section: Section) -> str:
-    parts = [f"<h2>{html.escape(section.title)}</h2>"]
-    for part in section.parts:
-        if isinstance(part, Table):
-            head = "".join(f"<th>{html.escape(cell)}</th>" for cell in part.header)
-            rows = "".join(
-                "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-                for row in part.rows
-            )
-            parts.append(f'<div class="wide"><table><tr>{head}</tr>{rows}</table></div>')
-        else:
-            parts.append(f"<p>{html.escape(part)}</p>")
-    return "\n".join(parts)
+    return json.dumps({key: numbers[key] for key in keys if key in numbers}).replace("<", "\\u003c")

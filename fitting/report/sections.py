@@ -1,135 +1,155 @@
-"""fit.json turned into sections of sentences and tables: the one source of the printed text, report.md and
-report.html.
+"""What an analysis says, as sections: the one source of the printed text, report.md and report.html.
 
-Nothing is computed here: every number comes from the analysis (F36).
+Nothing is computed here: every number comes from the analysis.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from fitting.report.allocation_sections import allocation_section, minima_section
-from fitting.report.document import Row, Section, Table, interval_text
-from fitting.report.tables import significant
+from fitting.data.runs import Exclusion
+from fitting.estimation.diagnostics import Attempt, RivalFit, RivalRefused
+from fitting.estimation.results import FitResult, FitSummary, Refused
+from fitting.report.document import Row, Section, Table, interval_text, significant
+from fitting.studies.allocation import Allocation, AllocationRefused, Exponents, Minimum
+from fitting.studies.analysis import (
+    Analysis,
+    Data,
+    Residuals,
+    ScatterRefused,
+)
+from fitting.studies.paper import Distance, PaperRefit
+
+_OF_CHINCHILLA = ("A", "alpha", "B", "beta", "E")
 
 
-def sections(analysis: dict[str, Any]) -> list[Section]:
+def sections(analysis: Analysis) -> list[Section]:
     """Every section for which the analysis has content."""
-    builders = (
-        ("fit", _fit), ("fit", _intervals), ("published", _published), ("splits", _splits),
-        ("restricted", _restricted), ("chinchilla", _chinchilla), ("halves", _stability),
-        ("residuals", _residuals), ("laws", _laws), ("minima", minima_section),
-        ("allocation", allocation_section), ("data", _data),
-    )  # fmt: skip
-    return [build(analysis) for key, build in builders if key in analysis]
+    found = [_fit(analysis), _intervals(analysis)]
+    found += [_published(analysis.published)] if analysis.published else []
+    found += [_splits(analysis.splits, analysis.data.recurrences)] if analysis.splits else []
+    if analysis.restricted:
+        rows = [(f"{f.phi:g}", f) for f in analysis.restricted]
+        found.append(Section("Restricted fits, phi fixed", [_parameters("phi", rows)]))
+    own = [(f"{f.r:g}", f) for f in analysis.chinchilla]
+    found.append(Section("Chinchilla law per r", [_parameters("r", own)]))
+    found += [_stability(analysis), _residuals(analysis.residuals)]
+    found += [_laws(analysis.laws)] if analysis.laws else []
+    allocation = _allocation(analysis.allocation, analysis.fit.status)
+    return [*found, _minima(analysis.minima), allocation, _data(analysis.data)]
 
 
-def _fit(analysis: dict[str, Any]) -> Section:
-    fit = analysis["fit"]
-    rows: list[Row] = [
-        [name, significant(value, 5), interval_text(fit["intervals"].get(name, ())),
-         "at bound" if name in fit["at_bound"] else ""]
-        for name, value in fit["parameters"].items()
-    ]  # fmt: skip
-    parts: list[str | Table] = [
-        f"Law: {fit['law']}. Split: {fit['split']}. Status: {fit['status']} ({fit['message']}).",
-        Table(["parameter", "value", "95% interval", "flag"], rows),
-        f"R² {fit['r_squared']:.4f}, RMSE {fit['rmse']:.4f} nats, objective {fit['objective']:.5e}, "
-        f"{fit['runs']} runs; {fit['starts']['agreeing']} of {fit['starts']['total']} starts agree "
-        f"({fit['starts']['dropped_early']} dropped early), gradient norm {fit['gradient_norm']:.0e}, "
-        "condition "
-        f"number {significant(fit['condition'], 2)}, seed {fit['seed']}.",
+def fit_sections(result: FitResult) -> list[Section]:
+    """What a fit alone says."""
+    fit = result.summary()
+    return [Section("Fit", [*_of_fit(fit), *_correlations(fit)])]
+
+
+def excluded_table(excluded: Sequence[Exclusion], header: str) -> Table:
+    """Every run that was left out, with its rule."""
+    return Table([header, "rule"], [[gone.source, gone.rule] for gone in excluded])
+
+
+def left_out_sections(excluded: Sequence[Exclusion]) -> list[Section]:
+    """The runs that were left out, where there are some."""
+    lines = [f"left out: {gone.source} ({gone.rule})" for gone in excluded]
+    return [Section("Runs left out", ["\n".join(lines)])] if lines else []
+
+
+def with_them_text(with_them: Attempt, name: str) -> str:
+    """The value with the excluded runs, with its status, or why there is none."""
+    runs = f"{with_them.runs} runs"
+    if not with_them.parameters:
+        return f"with them ({runs}): not defined, because: {with_them.message}"
+    if name not in with_them.parameters:
+        return f"with them ({runs}): the law has no {name}"
+    doubt = "" if with_them.status == "ok" else f", not to be trusted: {with_them.message}"
+    return f"{with_them.parameters[name]:.4f} with them ({runs}{doubt})"
+
+
+def _of_fit(fit: FitSummary) -> list[str | Table]:
+    rows = [
+        [
+            name,
+            significant(value, 5),
+            interval_text(fit.intervals.get(name, ())),
+            "at bound" * (name in fit.at_bound),
+        ]
+        for name, value in fit.parameters.items()
     ]
-    if fit["effective_ratios"]:
+    return [
+        f"Law: {fit.law}. Split: {fit.split}. Status: {fit.status} ({fit.message}).",
+        Table(["parameter", "value", "95% interval", "flag"], rows),
+        f"R² {fit.r_squared:.4f}, RMSE {fit.rmse:.4f} nats, objective {fit.objective:.5e}, {fit.runs} runs; "
+        f"{fit.starts.agreeing} of {fit.starts.total} starts agree ({fit.starts.dropped_early} dropped early), "
+        f"gradient norm {fit.gradient_norm:.0e}, condition number {significant(fit.condition, 2)}, seed {fit.seed}.",
+    ]
+
+
+def _correlations(fit: FitSummary) -> list[str | Table]:
+    first, *others = fit.parameters
+    if not others:
+        return []
+    columns = [first, *others[:-1]]
+    rows = [
+        [a, *(f"{fit.correlations[a][b] or 0:+.2f}" if j <= i else "" for j, b in enumerate(columns))]
+        for i, a in enumerate(others)
+    ]
+    return ["Correlations (Gauss-Newton):", Table(["", *columns], rows)]
+
+
+def _fit(analysis: Analysis) -> Section:
+    fit = analysis.fit
+    parts = _of_fit(fit)
+    if fit.effective_ratios:
+        rows = [[f"{e.r:g}", f"{e.unique:.3f}", f"{e.effective:.3f}"] for e in fit.effective_ratios]
+        width = f"{fit.effective_ratios[0].d_model:g}"
         parts += [
-            "Effective size (N_once + m·N_rec)/N(r=1) at d_model "
-            f"{fit['effective_ratios'][0]['d_model']:g}; "
-            "it hardly depends on the split:",
-            Table(
-                ["r", "unique", "effective"],
-                [
-                    [f"{e['r']:g}", f"{e['unique']:.3f}", f"{e['effective']:.3f}"]
-                    for e in fit["effective_ratios"]
-                ],
-            ),
+            f"Effective size (N_once + m·N_rec)/N(r=1) at d_model {width}; it hardly depends on the split:",
+            Table(["r", "unique", "effective"], rows),
         ]
-    names = list(fit["parameters"])
-    if len(names) > 1:
-        correlations: list[Row] = [
-            [
-                a,
-                *[
-                    f"{fit['correlations'][a][b] or 0:+.2f}" if j < i else ""
-                    for j, b in enumerate(names[:-1])
-                ],
-            ]
-            for i, a in enumerate(names)
-            if i
-        ]
-        parts += ["Correlations (Gauss-Newton):", Table(["", *names[:-1]], correlations)]
-    with_them = analysis.get("with_excluded_runs")
-    if with_them:
-        name = analysis["parameter_of_interest"]
-        parts.append(
-            f"{name} = {fit['parameters'][name]:.4f} without the excluded runs, {with_them_text(with_them, name)}."
-        )
+    parts += _correlations(fit)
+    if analysis.with_excluded_runs:
+        name = analysis.parameter_of_interest
+        with_them = with_them_text(analysis.with_excluded_runs, name)
+        parts.append(f"{name} = {fit.parameters[name]:.4f} without the excluded runs, {with_them}.")
     return Section("Fit", parts)
 
 
-def with_them_text(with_them: dict[str, Any], name: str) -> str:
-    """The value with the excluded runs, with its status, or why there is none."""
-    runs = f"{with_them['runs']} runs"
-    if not with_them["parameters"]:
-        return f"with them ({runs}): not defined, because: {with_them['message']}"
-    if name not in with_them["parameters"]:
-        return f"with them ({runs}): the law has no {name}"
-    doubt = "" if with_them["status"] == "ok" else f", not to be trusted: {with_them['message']}"
-    return f"{with_them['parameters'][name]:.4f} with them ({runs}{doubt})"
-
-
-def _intervals(analysis: dict[str, Any]) -> Section:
-    name = analysis["parameter_of_interest"]
-    found = analysis["fit"]["intervals"].get(name, [])
+def _intervals(analysis: Analysis) -> Section:
+    name = analysis.parameter_of_interest
+    found = analysis.fit.intervals.get(name, ())
     if not found:
-        reason = analysis.get("intervals_refused", "no bootstrap was asked for")
+        reason = analysis.intervals_refused or "no bootstrap was asked for"
         return Section(f"Uncertainty of {name}", [f"Not estimated: {reason}."])
-    rows: list[Row] = [
+    rows = [
         [
-            i["method"] + (" (recommended)" if i["recommended"] else ""),
-            f"[{i['low']:.4f}, {i['high']:.4f}]",
-            "-" if i["resamples"] is None else str(i["resamples"]),
-            "-" if i["seed"] is None else str(i["seed"]),
-            "-" if i["at_or_below_zero"] is None else f"{i['at_or_below_zero']} / {i['at_or_above_one']}",
-            i["assumes"],
+            i.method + (" (recommended)" if i.recommended else ""),
+            f"[{i.low:.4f}, {i.high:.4f}]",
+            "-" if i.resamples is None else str(i.resamples),
+            "-" if i.seed is None else str(i.seed),
+            "-" if i.at_or_below_zero is None else f"{i.at_or_below_zero} / {i.at_or_above_one}",
+            i.assumes,
         ]
         for i in found
     ]
     header = ["interval (95%)", name, "resamples", "seed", f"{name} <= 0 / >= 1", "assumes"]
     trust = (
-        "Trust the widened block bootstrap: runs of one (budget, architecture) cell share errors, which "
-        "the "
-        "run-level and profile intervals take for independent, so they are too narrow; the plain block "
-        "bootstrap "
+        "Trust the widened block bootstrap: runs of one (budget, architecture) cell share errors, which the "
+        "run-level and profile intervals take for independent, so they are too narrow; the plain block bootstrap "
         "ignores the parameters that each resample fits."
     )
     return Section(f"Uncertainty of {name}", [Table(header, rows), trust])
 
 
-def _published(analysis: dict[str, Any]) -> Section:
-    found = analysis["published"]
-    rows: list[Row] = [
-        [f"published, split {found['split']}", f"{found['phi']:.3f}",
-         f"[{found['interval'][0]:.2f}, {found['interval'][1]:.2f}]", f"{found['difference']:+.4f}", ""],
-    ]  # fmt: skip
-    refit = found["refit"]
-    if "phi" in refit:
-        rows.append(
-            [
-                f"the paper's runs fitted here, split {refit['split']}", f"{refit['phi']:.4f}", "-",
-                f"{refit['difference']:+.4f}", refit["status"],
-            ]
-        )  # fmt: skip
+def _published(found: Distance) -> Section:
+    low, high = found.interval
+    row = [f"published, split {found.split}", f"{found.phi:.3f}", f"[{low:.2f}, {high:.2f}]"]
+    rows = [[*row, f"{found.difference:+.4f}", ""]]
+    refit = found.refit
+    if isinstance(refit, PaperRefit):
+        row = [f"the paper's runs fitted here, split {refit.split}", f"{refit.phi:.4f}", "-"]
+        rows.append([*row, f"{refit.difference:+.4f}", refit.status])
     note = (
         "phi depends on the split, so only a value under the same split compares with this one. Another scale, layout "
         "or corpus may have another phi."
@@ -138,78 +158,57 @@ def _published(analysis: dict[str, Any]) -> Section:
     return Section("Beside the paper's phi", [Table(header, rows), note])
 
 
-def _splits(analysis: dict[str, Any]) -> Section:
+def _splits(splits: Sequence[FitSummary | Refused], recurrences: Sequence[float]) -> Section:
     rows: list[Row] = []
-    for s in analysis["splits"]:
-        if "parameters" not in s:
-            rows.append([s["split"], "-", "", "", s["status"], s["message"]])
+    for s in splits:
+        if isinstance(s, Refused):
+            rows.append([s.split, "-", "", "", s.status, s.message])
             continue
-        effective = " ".join(f"{e['effective']:.3f}" for e in s["effective_ratios"])
-        phi = f"{s['parameters']['phi']:.4f}"
+        effective = " ".join(f"{e.effective:.3f}" for e in s.effective_ratios)
+        phi = f"{s.parameters['phi']:.4f}"
         rows.append(
-            [
-                s["split"],
-                phi,
-                interval_text(s["intervals"].get("phi", ())),
-                effective,
-                s["status"],
-                s["description"],
-            ]  # fmt: skip
+            [s.split, phi, interval_text(s.intervals.get("phi", ())), effective, s.status, s.description]
         )
-    recurrences = ", ".join(f"{r:g}" for r in analysis["data"]["recurrences"])
     note = (
         "phi depends on where the injection is counted; the effective size does not, so quote it beside phi."
     )
-    header = ["split", "phi", "95% interval", f"effective size, r = {recurrences}", "status", "what it is"]
+    shown = ", ".join(f"{r:g}" for r in recurrences)
+    header = ["split", "phi", "95% interval", f"effective size, r = {shown}", "status", "what it is"]
     return Section("phi by split", [Table(header, rows), note])
 
 
-def _parameter_rows(fits: Sequence[dict[str, Any]], label: str) -> Table:
-    names = ["A", "alpha", "B", "beta", "E"]
+def _parameters(label: str, fits: Sequence[tuple[str, FitSummary | Refused]]) -> Table:
     rows: list[Row] = []
-    for f in fits:
-        if "parameters" not in f:
-            rows.append([f"{f[label]:g}", *["-"] * (len(names) + 2), f"{f['status']}: {f['message']}"])
+    for name, f in fits:
+        if isinstance(f, Refused):
+            rows.append([name, *["-"] * (len(_OF_CHINCHILLA) + 2), f"{f.status}: {f.message}"])
             continue
-        values = [significant(f["parameters"][n], 4) for n in names]
-        rows.append(
-            [f"{f[label]:g}", *values, f"{f['objective'] * 1e5:.2f}", f"{f['r_squared']:.4f}", f["status"]]
-        )
-    return Table([label, *names, "objective ×1e5", "R²", "status"], rows)
+        values = [significant(f.parameters[n], 4) for n in _OF_CHINCHILLA]
+        rows.append([name, *values, f"{f.objective * 1e5:.2f}", f"{f.r_squared:.4f}", f.status])
+    return Table([label, *_OF_CHINCHILLA, "objective ×1e5", "R²", "status"], rows)
 
 
-def _restricted(analysis: dict[str, Any]) -> Section:
-    return Section("Restricted fits, phi fixed", [_parameter_rows(analysis["restricted"], "phi")])
-
-
-def _chinchilla(analysis: dict[str, Any]) -> Section:
-    return Section("Chinchilla law per r", [_parameter_rows(analysis["chinchilla"], "r")])
-
-
-def _stability(analysis: dict[str, Any]) -> Section:
-    name = analysis["parameter_of_interest"]
-    rows: list[Row] = [
-        [h["half"], str(h["runs"]), f"{h['parameters'][name]:.4f}" if h["parameters"] else "-", h["status"]]
-        for h in analysis["halves"]
+def _stability(analysis: Analysis) -> Section:
+    name = analysis.parameter_of_interest
+    halves = [
+        [h.half, str(h.runs), f"{h.parameters[name]:.4f}" if h.parameters else "-", h.status]
+        for h in analysis.halves
     ]
-    parts: list[str | Table] = [Table(["budgets", "runs", name, "status"], rows)]
+    parts: list[str | Table] = [Table(["budgets", "runs", name, "status"], halves)]
     spans: dict[str, float] = {}
-    rows = []
-    for group, left in analysis["leave_out"].items():
-        values = [row["parameters"][name] for row in left]
+    rows: list[Row] = []
+    for group, left in analysis.leave_out.items():
+        values = [row.parameters[name] for row in left]
         spans[group] = max(values) - min(values)
-        if group != "cell":
-            rows += [
-                [f"without {group} = {row['left_out']:g}", str(row["runs"]), f"{row['parameters'][name]:.4f}",
-                 f"{row['held_out_rmse']:.4f}", row["status"]]
-                for row in left
-            ]  # fmt: skip
-        else:
-            doubtful = sum(row["status"] != "ok" for row in left)
-            rows.append(
-                [f"without one cell ({len(left)} times)", "", f"{min(values):.4f} to {max(values):.4f}", "",
-                 f"{doubtful} doubtful" if doubtful else "ok"]
-            )  # fmt: skip
+        if group == "cell":
+            doubtful = sum(row.status != "ok" for row in left)
+            status = f"{doubtful} doubtful" if doubtful else "ok"
+            span = f"{min(values):.4f} to {max(values):.4f}"
+            rows.append([f"without one cell ({len(left)} times)", "", span, "", status])
+            continue
+        for row in left:
+            numbers = [str(row.runs), f"{row.parameters[name]:.4f}", f"{row.held_out_rmse:.4f}"]
+            rows.append([f"without {group} = {row.left_out:g}", *numbers, row.status])
     if rows:
         parts.append(Table(["left out", "runs", name, "RMSE on them (nats)", "status"], rows))
         widest = max(spans, key=lambda g: spans[g])
@@ -218,71 +217,109 @@ def _stability(analysis: dict[str, Any]) -> Section:
     return Section("Stability", parts)
 
 
-def _residuals(analysis: dict[str, Any]) -> Section:
-    residuals, parts = analysis["residuals"], []
-    for key, label in (("by_r", "r"), ("by_budget", "budget")):
-        rows: list[Row] = [
-            [f"{g['group']:g}", str(g["runs"]), f"{g['mean']:+.4f}", f"{g['max']:.4f}", f"{g['rmse']:.4f}"]
-            for g in residuals[key]
+def _residuals(residuals: Residuals) -> Section:
+    parts: list[str | Table] = []
+    for groups, label in ((residuals.by_r, "r"), (residuals.by_budget, "budget")):
+        rows = [
+            [f"{g.group:g}", str(g.runs), f"{g.mean:+.4f}", f"{g.max:.4f}", f"{g.rmse:.4f}"] for g in groups
         ]
         parts.append(Table([label, "runs", "mean", "largest", "RMSE"], rows))
-    s = residuals["scatter"]
-    if "refused" in s:
-        refused = f"Scatter of runs and cells: not estimated: {s['refused']}."
-        return Section("Residuals", [*parts, f"Residuals are observed - predicted, in nats. {refused}"])
+    s, what = residuals.scatter, "Residuals are observed - predicted, in nats."
+    if isinstance(s, ScatterRefused):
+        refused = f"Scatter of runs and cells: not estimated: {s.refused}."
+        return Section("Residuals", [*parts, f"{what} {refused}"])
     sentence = (
-        f"Residuals are observed - predicted, in nats. In log-loss, runs scatter by {s['run']:.4f} "
-        "within their "
-        f"cell and the cells themselves by {s['cell']:.4f}; cell means spread "
-        f"{s['cell_share_of_mean']:.1f} times "
-        "as far as independent runs would let them."
+        f"{what} In log-loss, runs scatter by {s.run:.4f} within their cell and the cells themselves by "
+        f"{s.cell:.4f}; cell means spread {s.cell_share_of_mean:.1f} times as far as independent runs would let them."
     )
-    if s["cell_share_of_mean"] > 1.3:
+    if s.cell_share_of_mean > 1.3:
         sentence += (
-            " The residuals are dominated by misfit of the law's shape, not by seed noise: the intervals "
-            "describe "
-            "the fit of this law to this design, and an extrapolation needs its prediction interval."
+            " The residuals are dominated by misfit of the law's shape, not by seed noise: the intervals describe the "
+            "fit of this law to this design, and an extrapolation needs its prediction interval."
         )
     return Section("Residuals", [*parts, sentence])
 
 
-def _laws(analysis: dict[str, Any]) -> Section:
+def _laws(laws: Sequence[RivalFit | RivalRefused]) -> Section:
     rows: list[Row] = []
-    fitted = [law for law in analysis["laws"] if law["parameters"] is not None]
-    for law in sorted(fitted, key=lambda row: row["aicc_difference"]):
-        by_r = "-" if law["held_out_by_r"] is None else f"{law['held_out_by_r']:.4f}"
-        own = {k: v for k, v in law["parameters"].items() if k not in ("A", "alpha", "B", "beta", "E")}
-        rows.append(
-            [
-                law["law"], ", ".join(f"{k} {significant(v, 3)}" for k, v in own.items()) or "-",
-                f"{law['aicc_difference']:.1f}", f"{law['rmse']:.4f}", f"{law['held_out_by_budget']:.4f}",
-                f"{law['held_out_by_cell']:.4f}", by_r, law["status"],
-            ]
-        )  # fmt: skip
+    fitted = [law for law in laws if isinstance(law, RivalFit)]
+    for law in sorted(fitted, key=lambda law: law.aicc_difference):
+        own = {k: v for k, v in law.parameters.items() if k not in _OF_CHINCHILLA}
+        shown = ", ".join(f"{k} {significant(v, 3)}" for k, v in own.items()) or "-"
+        by_r = "-" if law.held_out_by_r is None else f"{law.held_out_by_r:.4f}"
+        held_out = [f"{law.held_out_by_budget:.4f}", f"{law.held_out_by_cell:.4f}", by_r]
+        rows.append([law.law, shown, f"{law.aicc_difference:.1f}", f"{law.rmse:.4f}", *held_out, law.status])
     header = ["law", "its parameters", "AICc - best", "RMSE", "held out: budget", "cell", "r", "status"]
     note = (
-        f"{len(analysis['laws'])} forms were tried on the same runs: a small win among many forms means little. "
-        "Reference points "
+        f"{len(laws)} forms were tried on the same runs: a small win among many forms means little. Reference points "
         "of the drifting forms are geometric means of the data."
     )
-    doubts = [f"{law['law']}: {law['message']}." for law in analysis["laws"] if law["status"] != "ok"]
+    doubts = [f"{law.law}: {law.message}." for law in laws if law.status != "ok"]
     return Section("Rival laws", [Table(header, rows), *doubts, note])
 
 
-def _data(analysis: dict[str, Any]) -> Section:
-    data = analysis["data"]
-    low, high = data["tokens_per_parameter"]
-    parts: list[str | Table] = [
-        f"{data['runs']} runs, r = {', '.join(f'{r:g}' for r in data['recurrences'])}, "
-        f"{len(data['budgets'])} budgets "
-        f"from {data['budgets'][0]:.3g} to {data['budgets'][-1]:.3g} training FLOPs (convention "
-        f"{data['flops_convention']}), {data['cells']} cells, D/N from {low:.3g} to {high:.3g}. "
-        "Architectures: "
-        f"{'; '.join(data['architectures'])}."
+def _minima(minima: Sequence[Minimum]) -> Section:
+    """The width of the lowest loss in every cell, and whether wider and narrower ones were tried."""
+    rows: list[Row] = []
+    for m in minima:
+        fitted = f"{m.parabola.d_model:.0f}" if m.parabola.d_model else "-"
+        lowest = [f"{m.d_model:g}", f"{m.loss:.4f}", f"{m.tokens:.3g}", "yes" if m.interior else "no", fitted]
+        rows.append([f"{m.r:g}", f"{m.budget:.3g}", ", ".join(f"{d:g}" for d in m.d_models), *lowest])
+    header = ["r", "budget", "widths", "lowest at", "its loss", "its tokens", "interior", "parabola's width"]
+    inside = sum(m.interior for m in minima)
+    sentence = f"The lowest loss lies at neither end of the widths in {inside} of {len(rows)} cells."
+    return Section("Lowest loss of each cell", [Table(header, rows), sentence])
+
+
+def _allocation(found: Allocation, joint_status: str) -> Section:
+    def pair(values: Exponents | None) -> list[str]:
+        return ["-", "-"] if values is None else [f"{value:.3f}" for value in values]
+
+    rows: list[Row] = []
+    for row in found.per_r:
+        if isinstance(row, AllocationRefused):
+            rows.append([f"{row.r:g}", *["-"] * 9, row.refusal])
+            continue
+        own = row.from_own_chinchilla
+        notes = [f"own law: {own.status}"] if own and own.status != "ok" else []
+        notes += [f"joint law: {joint_status}"] if joint_status != "ok" else []
+        optima = [*(own.optima if own else ()), *row.from_joint_law.optima]
+        outside = sum(o.refusal is not None for o in optima)
+        notes += [f"{outside} minima outside the sampled N"] if outside else []
+        from_own = [*pair(own.closed_form_exponents), *pair(own.exponents)] if own else ["-"] * 4
+        others = [*pair(row.from_joint_law.exponents), *pair(row.from_parabolas["exponents"])]
+        rows.append([f"{row.r:g}", f"{row.flops_slope:.3f}", *from_own, *others, "; ".join(notes)])
+    header = [
+        "r", "k of F~N^k", "closed form N*", "D*", "own law, exact F: N*", "D*", "joint law, exact F: N*", "D*",
+        "parabolas N*", "D*", "note",
+    ]  # fmt: skip
+    parts: list[str | Table] = ["Exponents of N*(C) and D*(C):", Table(header, rows)]
+    optima = [p.optimum for p in found.parabolas]
+    minima = [
+        [f"{o.r:g}", f"{o.flops:.3g}", significant(o.n, 4), significant(o.tokens, 4), f"{o.loss:.4f}"]
+        for o in optima
+        if not o.refusal
     ]
-    if data["excluded"]:
-        rows: list[Row] = [[gone["source"], gone["rule"]] for gone in data["excluded"]]
-        parts.append(Table(["excluded run", "rule"], rows))
-    else:
-        parts.append("No run was excluded.")
-    return Section("Data", parts)
+    parts += ["Minima of the iso-FLOPs parabolas:", Table(["r", "budget", "N*", "D*", "L*"], minima)]
+    refused = "; ".join(f"r={o.r:g} at {o.flops:.3g}: {o.refusal}" for o in optima if o.refusal)
+    parts += [f"Refused: {refused}."] if refused else []
+    gaps = found.frontier_gaps["parabolas"]
+    if gaps:
+        budgets = sorted({g.flops for g in gaps})
+        by = {(g.r, g.flops): f"{g.gap:+.4f}" for g in gaps}
+        lines = [[f"{r:g}", *(by.get((r, c), "-") for c in budgets)] for r in sorted({g.r for g in gaps})]
+        header = ["r", *[f"{c:.3g}" for c in budgets]]
+        parts += ["Frontier gap L*_r(C) - L*_1(C), nats, from parabolas:", Table(header, lines)]
+    return Section("Compute-optimal allocation", parts)
+
+
+def _data(data: Data) -> Section:
+    low, high = data.tokens_per_parameter
+    recurrences = ", ".join(f"{r:g}" for r in data.recurrences)
+    sentence = (
+        f"{data.runs} runs, r = {recurrences}, {len(data.budgets)} budgets from {data.budgets[0]:.3g} to "
+        f"{data.budgets[-1]:.3g} training FLOPs (convention {data.flops_convention}), {data.cells} cells, D/N from "
+        f"{low:.3g} to {high:.3g}. Architectures: {'; '.join(data.architectures)}."
+    )
+    gone = excluded_table(data.excluded, "excluded run") if data.excluded else "No run was excluded."
+    return Section("Data", [sentence, gone])

@@ -1,29 +1,37 @@
-"""Everything that a report says, computed once into plain JSON types (F36): text, figures and pages read
-only this.
-"""
+"""Everything that a report says of a fit, computed once and frozen: text, figures and page read nothing else."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from fitting.data.runs import Runs
+from fitting.data.plain import optional, plain
+from fitting.data.provenance import Provenance
+from fitting.data.runs import Exclusion, Runs
 from fitting.data.splits import INJECTION_ONCE, PAPER, REGRESSED
 from fitting.errors import FitError
 from fitting.estimation import diagnostics
-from fitting.estimation.fits import fit, fit_architectures
+from fitting.estimation.diagnostics import (
+    Attempt,
+    GroupResidual,
+    Half,
+    LeftOut,
+    RivalFit,
+    RivalRefused,
+    Scatter,
+)
+from fitting.estimation.fits import fit
 from fitting.estimation.profile import profile_curve
 from fitting.estimation.resampling import bootstrap
-from fitting.estimation.results import FitResult
-from fitting.laws.laws import ChinchillaLaw, JointLaw, Law
-from fitting.laws.multipliers import FixedPower, Power
-from fitting.studies import allocation, curves
-from fitting.studies.distance import distance
-from fitting.studies.minima import minima
+from fitting.estimation.results import FitResult, FitSummary, Refused
+from fitting.laws import ChinchillaLaw, FixedPower, JointLaw, Law, Power
+from fitting.studies.allocation import Allocation, Minimum, allocate, minima, parabolas
+from fitting.studies.curves import Curves, curves, effective_ratios, phi_path
+from fitting.studies.paper import Distance, distance
 
 Progress = Callable[[str], None]
 
@@ -45,6 +53,107 @@ class Settings:
     workers: int | None = None
 
 
+@dataclass(frozen=True)
+class Point:
+    """One run: parameters by the law's split, training FLOPs per token, losses and residual in nats per token."""
+
+    source: str
+    cell: int
+    r: float
+    d_model: float
+    budget: float
+    n: float
+    n_once: float
+    n_rec: float
+    n_at_r1: float
+    tokens: float
+    flops_per_token: float
+    loss: float
+    predicted: float
+    residual: float
+
+
+@dataclass(frozen=True)
+class Data:
+    """The runs that were fitted, and those that were left out."""
+
+    runs: int
+    recurrences: tuple[float, ...]
+    budgets: tuple[float, ...]
+    cells: int
+    tokens: float
+    training_flops: float
+    flops_convention: str
+    architectures: tuple[str, ...]
+    tokens_per_parameter: tuple[float, float]
+    """Least and most."""
+    excluded: tuple[Exclusion, ...]
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class ProfileCurve:
+    """The profile statistic T at values of the parameter of interest."""
+
+    values: tuple[float, ...]
+    statistic: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class ScatterRefused:
+    """Why the scatter of runs and cells is not known."""
+
+    refused: str
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """What the residuals say, in nats; the scatter in log-loss."""
+
+    by_r: tuple[GroupResidual, ...]
+    by_budget: tuple[GroupResidual, ...]
+    scatter: Scatter | ScatterRefused
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analysis:
+    """The content of fit.json. What the law or the settings leave out is None and has no key there."""
+
+    settings: Settings
+    data: Data
+    parameter_of_interest: str
+    with_excluded_runs: Attempt | None = optional()
+    """The fit with the runs that --exclude takes out."""
+    intervals_refused: str | None = optional()
+    profile: ProfileCurve | None = optional()
+    fit: FitSummary
+    published: Distance | None = optional()
+    splits: tuple[FitSummary | Refused, ...] | None = optional()
+    restricted: tuple[FitSummary, ...] | None = optional()
+    phi_path: tuple[dict[str, float], ...] | None = optional()
+    chinchilla: tuple[FitSummary | Refused, ...]
+    halves: tuple[Half, ...]
+    leave_out: dict[str, tuple[LeftOut, ...]]
+    residuals: Residuals
+    laws: tuple[RivalFit | RivalRefused, ...] | None = optional()
+    minima: tuple[Minimum, ...]
+    allocation: Allocation
+    curves: Curves
+    provenance: Provenance | None = optional()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types: the content of fit.json."""
+        return {"schema_version": 1, "kind": "fit", **plain(self)}
+
+    @property
+    def doubts(self) -> list[str]:
+        """Why the fit, or that under another split, is not to be trusted; empty if nothing is wrong."""
+        found = [] if self.fit.status == "ok" else [self.fit.message]
+        others = [split for split in self.splits or () if split.split != self.fit.split]
+        wrong = [split for split in others if split.status not in ("ok", "undefined")]
+        return found + [f"split {split.split}: {split.message}" for split in wrong]
+
+
 def analyse(
     runs: Runs,
     law: Law | None = None,
@@ -52,84 +161,75 @@ def analyse(
     *,
     without_exclusions: Runs | None = None,
     progress: Progress = lambda _: None,
-) -> dict[str, Any]:
-    """Fit, question and apply a law; returns the content of fit.json.
+) -> Analysis:
+    """Fit, question and apply a law.
 
-    `without_exclusions` is the table before runs were excluded by a rule: the fit is then also made with
-    them (F38). Raises `FitError` when the law is not identified by the runs.
+    `without_exclusions` is the table before runs were excluded by a rule: the fit is then also made with them. Raises
+    `FitError` when the law is not identified by the runs.
     """
     law = law if law is not None else JointLaw()
     settings = settings or Settings()
     search: dict[str, Any] = {"starts": settings.starts, "seed": settings.seed, "workers": settings.workers}
     progress(f"fitting {law.name}, split {law.split.name}, {settings.starts} starts")
     result = fit(runs, law, **search)
-    out: dict[str, Any] = {"schema_version": 1, "kind": "fit", "settings": asdict(settings)}
-    out["data"] = _data(runs, result)
     name = parameter_of_interest(result)
-    out["parameter_of_interest"] = name
+    # What only some laws, runs and settings have.
+    more: dict[str, Any] = {}
     if without_exclusions is not None and len(without_exclusions) != len(runs):
         progress("fitting again with the excluded runs")
-        out["with_excluded_runs"] = with_excluded_runs(without_exclusions, law, search)
+        more["with_excluded_runs"] = diagnostics.attempt(without_exclusions, law, "not defined", search)
     if settings.resamples:
-        progress(
-            f"bootstrap, {settings.resamples} resamples of {runs.cell_count} cells and of {len(runs)} runs"
-        )
+        cells = f"{runs.cell_count} cells and of {len(runs)} runs"
+        progress(f"bootstrap, {settings.resamples} resamples of {cells}")
         try:
-            result = bootstrap(
-                runs, result, resamples=settings.resamples, seed=settings.seed, workers=settings.workers
-            )
+            result = _bootstrap(runs, result, settings)
         except FitError as error:
-            out["intervals_refused"] = str(error)
-        curve = profile_curve(result, result.law.inputs(runs), np.log(runs.val_loss), name, settings.workers)
-        out["profile"] = {"values": curve.values.tolist(), "statistic": curve.statistic.tolist()}
-    out["fit"] = result.to_dict() | _multipliers(result, runs)
-    if _is_power(result.law):
+            more["intervals_refused"] = str(error)
+        x, observed = result.law.inputs(runs), np.log(runs.val_loss)
+        curve = profile_curve(result, x, observed, name, settings.workers)
+        more["profile"] = ProfileCurve(tuple(curve.values.tolist()), tuple(curve.statistic.tolist()))
+    restricted: dict[float, FitResult] = {}
+    if isinstance(result.law, JointLaw) and type(result.law.multiplier) is Power:
         progress("the paper's runs under the same split")
-        out["published"] = distance(result, settings.seed, settings.workers)
-        out["splits"] = _splits(runs, result, settings, search, progress)
-        out["restricted"] = _restricted(runs, result.law, search, progress)
-        out["phi_path"] = curves.phi_path(runs, result, settings.workers)
+        more["published"] = distance(result, settings.seed, settings.workers)
+        more["splits"] = _splits(runs, result, settings, search, progress)
+        for phi in (0.0, 1.0):
+            progress(f"restricted fit phi = {phi:g}")
+            restricted[phi] = fit(runs, JointLaw(FixedPower(phi), law.split), **search)
+        more["restricted"] = tuple(f.summary(phi=phi) for phi, f in restricted.items())
+        more["phi_path"] = phi_path(runs, result, settings.workers)
     progress("Chinchilla law per r")
-    out["chinchilla"] = _chinchilla(runs, search)
+    rows, alone = _chinchilla(runs, search)
     progress("budget halves and leaving groups out")
-    out["halves"] = diagnostics.halves(runs, law, **search)
-    out["leave_out"] = {
+    by_half = diagnostics.halves(runs, law, **search)
+    groups = {"budget": runs.budget, "r": runs.r, "cell": runs.cell}
+    left_out = {
         group: diagnostics.leave_out(runs, result, labels, settings.workers)
-        for group, labels in (("budget", runs.budget), ("r", runs.r), ("cell", runs.cell))
+        for group, labels in groups.items()
         if len(np.unique(labels)) > 2
     }
-    out["residuals"] = {
-        "by_r": diagnostics.residual_summary(result.residuals, runs.r),
-        "by_budget": diagnostics.residual_summary(result.residuals, runs.budget),
-        "scatter": _scatter(runs, result),
-    }
+    by_r, by_budget = (
+        diagnostics.residual_summary(result.residuals, labels) for labels in (runs.r, runs.budget)
+    )
     if settings.rivals and settings.resamples and isinstance(result.law, JointLaw):
         progress("rival laws")
-        rivals = diagnostics.rival_laws(law.split)
-        out["laws"] = diagnostics.compare_laws(runs, rivals, **search)
+        more["laws"] = diagnostics.compare_laws(runs, diagnostics.rival_laws(law.split), **search)
     progress("allocation")
-    parabolas = allocation.parabolas(runs, result.law)
-    out["minima"] = [asdict(m) for m in minima(runs, parabolas)]
-    out["allocation"] = _allocation(runs, result, out["chinchilla"], parabolas)
-    out["curves"] = curves.curves(runs, result, out.get("restricted", []))
-    return out
-
-
-def with_excluded_runs(runs: Runs, law: Law, search: dict[str, Any]) -> dict[str, Any]:
-    """The fit with the runs that --exclude takes out (F38), or why there is none."""
-    row: dict[str, Any] = {"runs": len(runs)}
-    try:
-        found = fit(runs, law, **search)
-    except FitError as error:
-        return row | {"parameters": None, "status": "not defined", "message": str(error)}
-    return row | {"parameters": found.parameters, "status": found.status.value, "message": found.message}
-
-
-def _scatter(runs: Runs, result: FitResult) -> dict[str, Any]:
-    try:
-        return asdict(diagnostics.scatter(result.log_residuals, runs.cell, len(result.theta)))
-    except FitError as error:
-        return {"refused": str(error)}
+    cells_curves = parabolas(runs, result.law)
+    return Analysis(
+        settings=settings,
+        data=_data(runs, result),
+        parameter_of_interest=name,
+        fit=result.summary(effective_ratios=effective_ratios(runs, result.law, result.theta)),
+        chinchilla=rows,
+        halves=by_half,
+        leave_out=left_out,
+        residuals=Residuals(by_r, by_budget, _scatter(runs, result)),
+        minima=minima(runs, cells_curves),
+        allocation=allocate(runs, result, alone, cells_curves),
+        curves=curves(runs, result, restricted),
+        **more,
+    )
 
 
 def parameter_of_interest(result: FitResult) -> str:
@@ -137,137 +237,82 @@ def parameter_of_interest(result: FitResult) -> str:
     return "phi" if "phi" in result.parameters else list(result.parameters)[-1]
 
 
-def _is_power(law: Law) -> bool:
-    return isinstance(law, JointLaw) and type(law.multiplier) is Power
+def _bootstrap(
+    runs: Runs, result: FitResult, settings: Settings, names: list[str] | None = None
+) -> FitResult:
+    resamples, seed = settings.resamples, settings.seed
+    return bootstrap(runs, result, resamples=resamples, seed=seed, names=names, workers=settings.workers)
 
 
-def _data(runs: Runs, result: FitResult) -> dict[str, Any]:
+def _scatter(runs: Runs, result: FitResult) -> Scatter | ScatterRefused:
+    try:
+        return diagnostics.scatter(result.log_residuals, runs.cell, len(result.theta))
+    except FitError as error:
+        return ScatterRefused(str(error))
+
+
+def _data(runs: Runs, result: FitResult) -> Data:
     x = result.law.inputs(runs)
     predicted = runs.val_loss - result.residuals
-    points = [
-        {
-            "source": str(runs.source[i]), "r": float(runs.r[i]), "d_model": float(runs.d_model[i]),
-            "budget": float(runs.budget[i]), "n": float(runs.n_total[i]), "n_once": float(x.n_once[i]),
-            "n_rec": float(x.n_rec[i]), "n_at_r1": float(runs.n_at_r1[i]), "tokens": float(runs.tokens[i]),
-            "flops_per_token": float(runs.flops_per_token[i]), "loss": float(runs.val_loss[i]),
-            "predicted": float(predicted[i]),
-            "residual": float(result.residuals[i]), "cell": int(runs.cell[i]),
-        }
-        for i in range(len(runs))
-    ]  # fmt: skip
-    labels = list(dict.fromkeys(runs.architecture.tolist()))
-    return {
-        "runs": len(runs),
-        "recurrences": runs.recurrences.tolist(),
-        "budgets": np.unique(runs.budget).tolist(),
-        "cells": runs.cell_count,
-        "tokens": float(runs.tokens.sum()),
-        "training_flops": float(runs.training_flops.sum()),
-        "flops_convention": runs.flops_convention,
-        "architectures": labels,
-        "tokens_per_parameter": [float(f(runs.tokens / runs.n_total)) for f in (np.min, np.max)],
-        "excluded": [asdict(gone) for gone in runs.excluded],
-        "points": points,
-    }
-
-
-def _multipliers(result: FitResult, runs: Runs) -> dict[str, Any]:
-    return {"effective_ratios": curves.effective_ratios(runs, result.law, result.theta)}
+    columns = (
+        runs.r, runs.d_model, runs.budget, runs.n_total, x.n_once, x.n_rec, runs.n_at_r1, runs.tokens,
+        runs.flops_per_token, runs.val_loss, predicted, result.residuals,
+    )  # fmt: skip
+    points = tuple(
+        Point(str(source), int(cell), *map(float, numbers))
+        for source, cell, *numbers in zip(runs.source, runs.cell, *columns, strict=True)
+    )
+    ratio = runs.tokens / runs.n_total
+    return Data(
+        runs=len(runs),
+        recurrences=tuple(runs.recurrences.tolist()),
+        budgets=tuple(np.unique(runs.budget).tolist()),
+        cells=runs.cell_count,
+        tokens=float(runs.tokens.sum()),
+        training_flops=float(runs.training_flops.sum()),
+        flops_convention=runs.flops_convention,
+        architectures=tuple(dict.fromkeys(runs.architecture.tolist())),
+        tokens_per_parameter=(float(ratio.min()), float(ratio.max())),
+        excluded=runs.excluded,
+        points=points,
+    )
 
 
 def _splits(
     runs: Runs, result: FitResult, settings: Settings, search: dict[str, Any], progress: Progress
-) -> list[dict[str, Any]]:
+) -> tuple[FitSummary | Refused, ...]:
     chosen = [PAPER, INJECTION_ONCE, REGRESSED] if settings.all_splits else []
-    rows = []
+    rows: list[FitSummary | Refused] = []
     for split in [result.law.split, *[s for s in chosen if s is not result.law.split]]:
-        row: dict[str, Any] = {"split": split.name, "description": split.description}
+        other = result
         try:
-            if split is result.law.split:
-                other = result
-            else:
+            if split is not result.law.split:
                 progress(f"split {split.name}")
                 other = fit(runs, JointLaw(split=split), **search)
                 if settings.resamples:
-                    # The same refusal as that of the main fit is told there.
+                    # Where this is refused, the main fit was refused alike, and its section says why.
                     with suppress(FitError):
-                        other = bootstrap(
-                            runs, other, resamples=settings.resamples, seed=settings.seed, names=["phi"],
-                            workers=settings.workers,
-                        )  # fmt: skip
-            row |= other.to_dict() | {
-                "effective_ratios": curves.effective_ratios(runs, other.law, other.theta)
-            }
+                        other = _bootstrap(runs, other, settings, ["phi"])
+            ratios = effective_ratios(runs, other.law, other.theta)
         except FitError as error:
-            row |= {"status": "undefined", "message": str(error)}
-        rows.append(row)
-    return rows
+            text = str(error)
+            rows.append(
+                Refused(split=split.name, description=split.description, status="undefined", message=text)
+            )
+        else:
+            rows.append(other.summary(description=split.description, effective_ratios=ratios))
+    return tuple(rows)
 
 
-def _restricted(runs: Runs, law: Law, search: dict[str, Any], progress: Progress) -> list[dict[str, Any]]:
-    rows = []
-    for phi in (0.0, 1.0):
-        progress(f"restricted fit phi = {phi:g}")
-        rows.append({"phi": phi} | fit(runs, JointLaw(FixedPower(phi), law.split), **search).to_dict())
-    return rows
-
-
-def _chinchilla(runs: Runs, search: dict[str, Any]) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    for r in runs.recurrences:
+def _chinchilla(
+    runs: Runs, search: dict[str, Any]
+) -> tuple[tuple[FitSummary | Refused, ...], dict[float, FitResult]]:
+    rows: list[FitSummary | Refused] = []
+    alone = {}
+    for r in map(float, runs.recurrences):
         try:
-            alone = fit_architectures(runs.take(runs.r == r), **search)[float(r)]
-            rows.append({"r": float(r), "theta": alone.theta.tolist()} | alone.to_dict())
+            alone[r] = fit(runs.take(runs.r == r), ChinchillaLaw(), **search)
+            rows.append(alone[r].summary(r=r, theta=tuple(alone[r].theta.tolist())))
         except FitError as error:
-            rows.append({"r": float(r), "status": "not identified", "message": str(error)})
-    return rows
-
-
-def _allocation(
-    runs: Runs,
-    result: FitResult,
-    chinchilla: list[dict[str, Any]],
-    parabolas: list[allocation.Parabola],
-) -> dict[str, Any]:
-    budgets = np.unique(runs.budget)
-    optima = [p.optimum for p in parabolas]
-    rows: list[dict[str, Any]] = []
-    joint_optima: list[allocation.Optimum] = []
-    for own in chinchilla:
-        r = own["r"]
-        row: dict[str, Any] = {"r": r}
-        try:
-            widths = allocation.Widths.of(runs, result.law, r)
-        except FitError as error:
-            rows.append(row | {"refusal": str(error)})
-            continue
-        joint = [allocation.law_optimum(result.law, result.theta, widths, c) for c in budgets]
-        joint_optima += joint
-        row |= {
-            "exact_flops": widths.exact,
-            "flops_slope": widths.slope,
-            "from_joint_law": {
-                "optima": [asdict(o) for o in joint],
-                "exponents": allocation.exponents(joint),
-            },
-            "from_parabolas": {"exponents": allocation.exponents([o for o in optima if o.r == r])},
-        }
-        if "theta" in own:
-            law = ChinchillaLaw()
-            alone = [allocation.law_optimum(law, np.array(own["theta"]), widths, c) for c in budgets]
-            alpha, beta = own["parameters"]["alpha"], own["parameters"]["beta"]
-            row["from_own_chinchilla"] = {
-                "status": own["status"],
-                "closed_form_exponents": allocation.closed_form_exponents(alpha, beta, widths.slope),
-                "optima": [asdict(o) for o in alone],
-                "exponents": allocation.exponents(alone),
-            }
-        rows.append(row)
-    return {
-        "parabolas": [asdict(p) for p in parabolas],
-        "per_r": rows,
-        "frontier_gaps": {
-            "parabolas": allocation.frontier_gaps(optima),
-            "joint_law": allocation.frontier_gaps(joint_optima),
-        },
-    }
+            rows.append(Refused(r=r, status="not identified", message=str(error)))
+    return tuple(rows), alone

@@ -1,7 +1,8 @@
-"""Baseline and study of a case study in one table, cut to what they share."""
+"""Baseline and study of a case study in one table, cut to what they share, and what makes their losses differ."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,10 +12,10 @@ from fitting.data.splits import Split
 from fitting.errors import FitError
 from fitting.estimation.fits import refuse_mixed
 from fitting.estimation.resampling import no_bootstrap
-from fitting.laws.laws import Inputs
+from fitting.laws import Inputs
 
 SAME_LOSS = 1e-6
-"""Losses of one shared run further apart than this (nats) are a reason for a warning."""
+"""Losses of one shared run further apart than this (nats) cause a warning."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,3 +96,64 @@ class Arms:
 
 def _listed(values: np.ndarray) -> str:
     return ", ".join(f"{value:.3g}" for value in np.unique(values))
+
+
+@dataclass(frozen=True)
+class Channels:
+    """Where the loss difference of one matched pair comes from, in nats; exact because the law is additive.
+
+    Two runs of one (r, size, C): arm 0 is the baseline, arm 1 the study; A, alpha, B and beta are common to both.
+
+        token       B·(D1^-beta - D0^-beta)                  more or fewer tokens for the same FLOPs
+        parameters  A·(M1(phi0)^-alpha - M0(phi0)^-alpha)    more or fewer parameters, at the baseline's phi
+        capacity    A·(M1(phi1)^-alpha - M1(phi0)^-alpha)    what a recurrence is worth: the change of phi
+        unexplained (L1 - L0) - their sum                    everything else; always printed
+    """
+
+    r: float
+    d_model: float
+    flops: float
+    difference: float
+    token: float
+    parameters: float
+    capacity: float
+    unexplained: float
+
+
+def matched_pairs(
+    arms: np.ndarray, r: np.ndarray, d_model: np.ndarray, budget: np.ndarray
+) -> list[tuple[int, int]]:
+    """Indices (baseline, study) of runs with equal r, width and budget; r = 1 has no study arm of its own."""
+    keys = list(zip(r.tolist(), d_model.tolist(), budget.tolist(), strict=True))
+    base = {key: i for i, key in enumerate(keys) if arms[i] == 0}
+    return [(base[key], i) for i, key in enumerate(keys) if arms[i] == 1 and key[0] > 1 and key in base]
+
+
+def channels(
+    pairs: list[tuple[int, int]],
+    x: Inputs,
+    loss: np.ndarray,
+    d_model: np.ndarray,
+    budget: np.ndarray,
+    law: Mapping[str, float],
+    phi: tuple[float, float],
+) -> tuple[Channels, ...]:
+    """The channels of every matched pair; `law` holds A, alpha, B, beta, `phi` is (phi0, phi1)."""
+    if not pairs:
+        raise FitError(
+            "No run of the study matches a baseline run in r, d_model and budget: there are no channels"
+        )
+    first, second = (np.array(side) for side in zip(*pairs, strict=True))
+
+    def size_term(i: np.ndarray, exponent: float) -> np.ndarray:
+        effective = x.n_once[i] + x.r[i] ** exponent * x.n_rec[i]
+        return np.asarray(law["A"] * effective ** -law["alpha"])
+
+    token = law["B"] * (x.tokens[second] ** -law["beta"] - x.tokens[first] ** -law["beta"])
+    parameters = size_term(second, phi[0]) - size_term(first, phi[0])
+    capacity = size_term(second, phi[1]) - size_term(second, phi[0])
+    difference = loss[second] - loss[first]
+    unexplained = difference - (token + parameters + capacity)
+    what = x.r[first], d_model[first], budget[first]
+    columns = (*what, difference, token, parameters, capacity, unexplained)
+    return tuple(Channels(*map(float, row)) for row in zip(*columns, strict=True))

@@ -1,19 +1,20 @@
-"""A case study against its baseline: the change of phi, three ways, and the rival reading as a constant
-shift.
+"""A case study against its baseline: the change of phi, three ways, and the rival reading as a constant shift.
 
-Both arms are cut to their shared budgets; r = 1 runs are shared. Cells are (budget, r); a resample draws
-both arms of a cell together, so that what the arms have in common cancels.
+Both arms are cut to their shared budgets; r = 1 runs are shared. Cells are (budget, r); a resample draws both arms of a
+cell together, so that what the arms have in common cancels.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from fitting.data.plain import optional, plain
+from fitting.data.provenance import Provenance
 from fitting.data.runs import Exclusion, Runs
 from fitting.data.splits import PAPER, Split
 from fitting.estimation.diagnostics import aicc
@@ -21,11 +22,8 @@ from fitting.estimation.fits import fit_inputs
 from fitting.estimation.resampling import draw_counts, percentile_interval, refit, widened
 from fitting.estimation.results import FitResult, Interval
 from fitting.estimation.solver import Problem, minimise
-from fitting.laws.laws import JointLaw, Law, LossShift
-from fitting.laws.multipliers import Power, StudyPower
-from fitting.report.comparison_sections import comparison_sections
-from fitting.studies.arms import Arms
-from fitting.studies.channels import Channels, channels, matched_pairs
+from fitting.laws import JointLaw, Law, LossShift, Power, StudyPower
+from fitting.studies.arms import Arms, Channels, channels, matched_pairs
 
 TELLING = 4.0
 """AICc difference from which one reading is preferred; below it the data cannot tell."""
@@ -33,9 +31,7 @@ TELLING = 4.0
 
 @dataclass(frozen=True)
 class Estimate:
-    """One estimate of phi_study - phi_baseline, with its interval; nothing here is printed without the
-    rival shift.
-    """
+    """One estimate of phi_study - phi_baseline, with its intervals. It is never printed without the rival shift."""
 
     method: str
     phi_baseline: float
@@ -75,10 +71,30 @@ class Point:
     predicted: float
 
 
+@dataclass(frozen=True)
+class CompareSettings:
+    """How a comparison is computed; see `fitting.Settings`."""
+
+    starts: int
+    seed: int
+    resamples: int
+    workers: int | None
+
+
+@dataclass(frozen=True)
+class PairedWithExcluded:
+    """The paired delta phi with the runs that --exclude takes out; None where there is none, `message` says why."""
+
+    delta_phi: float | None
+    status: str
+    message: str
+
+
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """What a case study changed. Prints well; `to_dict` gives plain JSON types."""
+    """What a case study changed: the content of comparison.json."""
 
+    settings: CompareSettings
     split: str
     runs: tuple[int, int, int]
     """Shared r=1 runs, baseline runs and study runs with r>1."""
@@ -98,6 +114,8 @@ class Comparison:
     """Runs of either arm that the comparison leaves out, each with its rule."""
     warnings: tuple[str, ...] = ()
     points: tuple[Point, ...] = ()
+    with_excluded_runs: PairedWithExcluded | None = optional()
+    provenance: Provenance | None = optional()
 
     @property
     def paired(self) -> Estimate:
@@ -109,14 +127,20 @@ class Comparison:
         """Whether every fit behind it is to be trusted."""
         return not self.problems
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        status = "ok" if self.trusted else "not to be trusted"
-        message = "; ".join(self.problems) or "every fit behind it is to be trusted"
-        return asdict(self) | {"trusted": self.trusted, "status": status, "message": message}
+    @property
+    def status(self) -> str:
+        """`trusted` in words."""
+        return "ok" if self.trusted else "not to be trusted"
 
-    def __str__(self) -> str:
-        return "\n\n".join(section.text() for section in comparison_sections(self.to_dict()))
+    @property
+    def message(self) -> str:
+        """Every reason for doubt."""
+        return "; ".join(self.problems) or "every fit behind it is to be trusted"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types: the content of comparison.json."""
+        judged = {"trusted": self.trusted, "status": self.status, "message": self.message}
+        return {"schema_version": 1, "kind": "comparison", **plain(self), **judged}
 
 
 def compare(
@@ -165,30 +189,44 @@ def compare(
     for method, (phi0, phi1) in points.items():
         intervals: tuple[Interval, ...] = ()
         if draws:
-            block = percentile_interval(
-                draws[method],
-                "block bootstrap",
-                "cells (budget, r) are independent, both arms drawn together",
-                seed,
-            )
+            assumes = "cells (budget, r) are independent, both arms drawn together"
+            block = percentile_interval(draws[method], "block bootstrap", assumes, seed)
             count = len(paired.theta)
             intervals = (widened(block, phi1 - phi0, arms.cells, count, seed), block)
         estimates.append(Estimate(method, phi0, phi1, phi1 - phi0, intervals))
-    readings = tuple(_reading(name, result) for name, result in found.items())
+    readings = tuple(
+        Reading(
+            name, r.parameters.get("delta_phi"), r.parameters.get("shift"), r.objective, aicc(r), r.trusted,
+            r.message, r.parameters,
+        )
+        for name, r in found.items()
+    )  # fmt: skip
     preferred, verdict = judge(readings)
     pairs = matched_pairs(arms.x.study, arms.runs.r, arms.runs.d_model, arms.runs.budget)
-    parts: list[Channels] = []
-    if pairs:
-        at = (arms.runs.val_loss, arms.runs.d_model, arms.runs.budget)
-        parts = channels(pairs, arms.x, *at, paired.parameters, points["paired"])
+    at = (arms.runs.val_loss, arms.runs.d_model, arms.runs.budget)
+    parts = channels(pairs, arms.x, *at, paired.parameters, points["paired"]) if pairs else ()
     named = {"baseline alone": fits[0], "study alone": fits[1]}
     named |= {f"reading '{name}'": result for name, result in found.items()}
     doubts = [f"{name}: {result.message}" for name, result in named.items() if not result.trusted]
     return Comparison(
-        split.name, arms.sizes, tuple(np.unique(arms.runs.budget).tolist()), arms.cells, tuple(estimates),
-        readings, verdict, preferred, tuple(parts), tuple(doubts), seed, resamples, no_intervals,
-        arms.dropped, arms.warnings, _points(arms, paired),
-    )  # fmt: skip
+        settings=CompareSettings(starts, seed, resamples, workers),
+        split=split.name,
+        runs=arms.sizes,
+        budgets=tuple(np.unique(arms.runs.budget).tolist()),
+        cells=arms.cells,
+        estimates=tuple(estimates),
+        readings=readings,
+        verdict=verdict,
+        preferred=preferred,
+        channels=parts,
+        problems=tuple(doubts),
+        seed=seed,
+        resamples=resamples,
+        intervals_refused=no_intervals,
+        excluded=arms.dropped,
+        warnings=arms.warnings,
+        points=_points(arms, paired),
+    )
 
 
 def judge(readings: tuple[Reading, ...]) -> tuple[str, str]:
@@ -201,10 +239,8 @@ def judge(readings: tuple[Reading, ...]) -> tuple[str, str]:
     if untold:
         few = f"AICc of {', '.join(untold)} does not exist: too few runs for that many parameters"
         return "undecided", f"not to be told apart; {few}."
-    ranked = sorted(
-        (by[name] for name in ("neither", "delta phi", "shift")), key=lambda reading: reading.aicc
-    )
-    best, second = ranked[0], ranked[1]
+    rivals = (by[name] for name in ("neither", "delta phi", "shift"))
+    best, second, _ = sorted(rivals, key=lambda reading: reading.aicc)
     lead = second.aicc - best.aicc
     values = f"delta phi alone {by['delta phi'].delta_phi:+.4f}, shift alone {by['shift'].shift:+.4f} nats"
     if best.name == "neither":
@@ -215,10 +251,8 @@ def judge(readings: tuple[Reading, ...]) -> tuple[str, str]:
             f"'{best.name}' leads '{second.name}' by only {lead:.1f} in AICc: not to be told apart ({values})"
         )
     else:
-        preferred, sentence = (
-            best.name,
-            f"'{best.name}' explains it best, {lead:.1f} in AICc ahead ({values})",
-        )
+        preferred = best.name
+        sentence = f"'{best.name}' explains it best, {lead:.1f} in AICc ahead ({values})"
     gain = best.aicc - by["both"].aicc
     if gain > TELLING and best.name != "neither":
         sentence += (
@@ -229,20 +263,6 @@ def judge(readings: tuple[Reading, ...]) -> tuple[str, str]:
     if doubtful:
         sentence += f"; not to be trusted, because of the status of {', '.join(doubtful)}"
     return preferred, sentence + "."
-
-
-def _reading(name: str, result: FitResult) -> Reading:
-    values = result.parameters
-    return Reading(
-        name,
-        values.get("delta_phi"),
-        values.get("shift"),
-        result.objective,
-        aicc(result),
-        result.trusted,
-        result.message,
-        result.parameters,
-    )
 
 
 def _points(arms: Arms, paired: FitResult) -> tuple[Point, ...]:
@@ -261,9 +281,7 @@ def _points(arms: Arms, paired: FitResult) -> tuple[Point, ...]:
 def _transfer(
     law: JointLaw, arms: Arms, theta: np.ndarray, weights: np.ndarray, workers: int | None
 ) -> np.ndarray:
-    """phi (S,) of the study's r>1 runs with all else fixed at the baseline fits theta (S, P), weights (S,
-    n).
-    """
+    """phi (S,) of the study's r>1 runs with all else fixed at the baseline fits theta (S, P), weights (S, n)."""
     chosen = arms.sides[1] & (arms.runs.r > 1)
     lower, upper = theta.copy(), theta.copy()
     lower[:, -1], upper[:, -1] = law.bounds[-1]

@@ -1,20 +1,19 @@
-"""What the figures and the page draw: effective sizes, the law along phi, and curves over width and
-budget.
-"""
+"""What the figures and the page draw: effective sizes, the law along phi, and curves over width and budget."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from fitting.data.runs import Runs
 from fitting.errors import FitError
-from fitting.estimation.results import FitResult
+from fitting.estimation.results import EffectiveRatio, FitResult
 from fitting.estimation.solver import Problem, minimise
-from fitting.laws.laws import AdditiveLaw, JointLaw, Law
-from fitting.laws.multipliers import FixedPower
-from fitting.studies import allocation
+from fitting.laws import AdditiveLaw, Law
+from fitting.studies.allocation import law_optimum
+from fitting.studies.widths import Widths
 
 
 def common_width(runs: Runs) -> float:
@@ -30,14 +29,10 @@ def common_width(runs: Runs) -> float:
 
 def effective_ratios(
     runs: Runs, law: Law, theta: np.ndarray, width: float | None = None
-) -> list[dict[str, float]]:
-    """(N_once + m·N_rec)/N(r=1) at one width, per r: hardly depends on where the injection is counted.
-
-    Empty for a law without a size; left out where N(r=1) is unknown.
-    Also the unique-parameter ratio N(r)/N(r=1) and the FLOPs per token.
-    """
+) -> tuple[EffectiveRatio, ...]:
+    """A row for each r whose N(r=1) is known; none for a law without a size. The width is `common_width` by default."""
     if not isinstance(law, AdditiveLaw):
-        return []
+        return ()
     width = common_width(runs) if width is None else width
     x = law.inputs(runs)
     rows = []
@@ -52,20 +47,15 @@ def effective_ratios(
         base = x.n_total[plain[:1]] if len(plain) else runs.n_at_r1[i]
         if not np.isfinite(base[0]):
             continue
-        rows.append(
-            {
-                "r": float(r),
-                "d_model": width,
-                "effective": float(size[0] / base[0]),
-                "unique": float(runs.n_total[i][0] / runs.n_at_r1[i][0]),
-                "flops_per_token": float(runs.flops_per_token[i][0]),
-            }
-        )
-    return rows
+        effective, unique = float(size[0] / base[0]), float(runs.n_total[i][0] / runs.n_at_r1[i][0])
+        rows.append(EffectiveRatio(float(r), width, effective, unique, float(runs.flops_per_token[i][0])))
+    return tuple(rows)
 
 
-def phi_path(runs: Runs, result: FitResult, workers: int | None) -> list[dict[str, float]]:
-    """The law refitted with phi held at values from -0.5 to 1.5: what the report's slider shows."""
+def phi_path(runs: Runs, result: FitResult, workers: int | None) -> tuple[dict[str, float], ...]:
+    """The law refitted with phi held at values from -0.5 to 1.5, which the report's slider shows: parameters, `rmse`
+    (nats) and `objective` by name.
+    """
     law = result.law
     values = np.round(np.arange(-0.5, 1.5001, 0.025), 6)
     bounds = np.tile(np.asarray(law.bounds, dtype=float), (len(values), 1, 1))
@@ -77,42 +67,50 @@ def phi_path(runs: Runs, result: FitResult, workers: int | None) -> list[dict[st
     found = minimise(problem, starts, workers=workers)
     loss = np.exp(law.log_loss_and_gradient(found.theta, x)[0])
     rmse = np.sqrt(((runs.val_loss - loss) ** 2).mean(axis=1))
-    rows = []
-    for point, error, objective in zip(law.to_reported(found.theta), rmse, found.objective, strict=True):
-        rows.append(
-            dict(zip(law.param_names, map(float, point), strict=True))
-            | {"rmse": float(error), "objective": float(objective)}
-        )
-    return rows
+    names = (*law.param_names, "rmse", "objective")
+    rows = zip(law.to_reported(found.theta), rmse, found.objective, strict=True)
+    return tuple(dict(zip(names, map(float, (*point, *rest)), strict=True)) for point, *rest in rows)
 
 
-def curves(runs: Runs, result: FitResult, restricted: list[dict[str, Any]]) -> dict[str, Any]:
-    """Counts and FLOPs over the width, and the law's compute-optimal loss over C, per r, for figures."""
+@dataclass(frozen=True)
+class CurvesOfR:
+    """Counts and FLOPs per token over the width (k,) at one r, and the compute-optimal loss of each law over C (m,)."""
+
+    r: float
+    d_model: tuple[float, ...]
+    n_once: tuple[float, ...]
+    n_rec: tuple[float, ...]
+    flops_per_token: tuple[float, ...]
+    frontier: dict[str, tuple[float | None, ...]]
+    """Nats per token, by the name of the law."""
+
+
+@dataclass(frozen=True)
+class Curves:
+    """What the figures draw; `budgets` (m,) are training FLOPs."""
+
+    budgets: tuple[float, ...]
+    per_r: tuple[CurvesOfR, ...]
+
+
+def curves(runs: Runs, result: FitResult, restricted: Mapping[float, FitResult]) -> Curves:
+    """Curves of the fitted law and of the fits `restricted` to a phi."""
     budgets = np.geomspace(runs.budget.min() / 1.5, runs.budget.max() * 1.5, 25)
-    laws: list[tuple[str, Law, np.ndarray]] = [("law", result.law, result.theta)]
-    for row in restricted:
-        fixed = JointLaw(FixedPower(row["phi"]), result.law.split)
-        laws.append((f"phi = {row['phi']:g}", fixed, fixed.to_theta(row["parameters"])))
+    laws = {"law": (result.law, result.theta)}
+    for phi, held in restricted.items():
+        # By way of the reported values, which changes last digits, as in all reports so far.
+        laws[f"phi = {phi:g}"] = held.law, held.law.to_theta(held.parameters)
     rows = []
-    for r in runs.recurrences:
+    for r in map(float, runs.recurrences):
         try:
-            widths = allocation.Widths.of(runs, result.law, float(r))
+            widths = Widths.of(runs, result.law, r)
         except FitError:
             continue
         d = np.geomspace(widths.sampled[0] / 1.3, widths.sampled[-1] * 1.3, 60)
-        once, rec = widths.counts(d)
         frontier = {
-            name: [allocation.law_optimum(law, theta, widths, c).loss for c in budgets]
-            for name, law, theta in laws
+            name: tuple(law_optimum(law, theta, widths, c).loss for c in budgets)
+            for name, (law, theta) in laws.items()
         }
-        rows.append(
-            {
-                "r": float(r),
-                "d_model": d.tolist(),
-                "n_once": once.tolist(),
-                "n_rec": rec.tolist(),
-                "flops_per_token": widths.flops(d).tolist(),
-                "frontier": frontier,
-            }
-        )
-    return {"budgets": budgets.tolist(), "per_r": rows}
+        once, rec, flops = (tuple(column.tolist()) for column in (*widths.counts(d), widths.flops(d)))
+        rows.append(CurvesOfR(r, tuple(d.tolist()), once, rec, flops, frontier))
+    return Curves(tuple(budgets.tolist()), tuple(rows))

@@ -1,30 +1,29 @@
 """How well a planned grid would determine phi or delta phi, and which added run helps most per FLOP.
 
-The noise model has two parts, both standard deviations of log-loss: `run` (independent runs) and `cell` (an
-offset that the runs of one (budget, architecture) cell share; between the arms of a study it is taken as
-independent). Gauss-Newton gives the covariance of the Huber estimate in closed form, A⁻¹ B A⁻¹ with A =
-E[psi']·JᵀJ and B = Jᵀ Cov(psi) J; simulation refits simulated grids instead.
+The noise model has two parts, both standard deviations of log-loss: `run` (independent runs) and `cell` (an offset that
+the runs of one (budget, architecture) cell share; between the arms of a study it is taken as independent). Gauss-Newton
+gives the covariance of the Huber estimate in closed form, A⁻¹ B A⁻¹ with A = E[psi']·JᵀJ and B = Jᵀ Cov(psi) J;
+simulation refits simulated grids instead.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from fitting.data.plain import plain
 from fitting.data.runs import Runs
 from fitting.errors import FitError
 from fitting.estimation.fits import WORST_CONDITION, conditioning
 from fitting.estimation.objective import DELTA, normal_psi_moments, psi
 from fitting.estimation.resampling import refit
-from fitting.laws.laws import Inputs, JointLaw, Law
-from fitting.laws.multipliers import StudyPower
-from fitting.report.tables import table
-from fitting.studies.allocation import Widths
+from fitting.laws import Inputs, JointLaw, Law, StudyPower
+from fitting.studies.widths import Widths
 
 TOO_WIDE = 0.3
 """Above this half-width the linear approximation is not to be trusted and the grid is simulated."""
@@ -44,8 +43,7 @@ class Noise:
     def __post_init__(self) -> None:
         if not (self.run > 0 and self.cell >= 0):
             raise FitError(
-                f"Noise of run {self.run} and cell {self.cell}: the first must be positive, the second "
-                "not negative"
+                f"Noise of run {self.run} and cell {self.cell}: the first must be positive, the second not negative"
             )
 
     def draw(self, cell: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -94,35 +92,7 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return asdict(self) | {"half_width": self.half_width, "trusted": self.trusted}
-
-    def __str__(self) -> str:
-        lines = [
-            f"{self.runs} runs in {self.cells} cells, noise of log-loss: {self.noise.run:g} per run, "
-            f"{self.noise.cell:g} per cell; split {self.split}.",
-            f"Expected 95% half-width of {self.parameter}: {self.fisher_half_width:.4f} (Gauss-Newton)"
-            + (
-                f", {self.simulated_half_width:.4f} ({self.simulations} simulated grids, seed {self.seed})"
-                if self.simulated_half_width is not None
-                else ""
-            )
-            + f"; condition number {self.condition:.1e}.",
-        ]
-        if self.candidates:
-            rows = [
-                [
-                    f"{c.r:g}", f"{c.d_model:g}", f"{c.budget:.3g}", f"{c.tokens_per_parameter:.1f}",
-                    f"{c.half_width:.4f}", f"{1 - c.half_width / self.fisher_half_width:.2%}",
-                    f"{c.gain_per_flop:.2e}",
-                ]
-                for c in self.candidates
-            ]  # fmt: skip
-            header = ["r", "d_model", "budget", "D/N", "half-width with it", "shrinks by", "per FLOP"]
-            lines += [
-                "Best single added runs, by shrinkage per FLOP (within the sampled D/N):",
-                table(header, rows),
-            ]
-        return "\n".join(lines)
+        return {**plain(self), "half_width": self.half_width, "trusted": self.trusted}
 
 
 def plan(
@@ -140,16 +110,15 @@ def plan(
 ) -> Plan:
     """The half-width of phi that `design` would give if `values` (A, alpha, B, beta, E, phi) were true.
 
-    With `study`, the design's r>1 runs are trained twice (baseline and study) and the half-width is of
-    delta phi. `simulate` grids are simulated if asked for, or 400 where the Gauss-Newton half-width exceeds
-    0.3. Raises `FitError` for a design that cannot identify the law.
+    With `study`, the design's r>1 runs are trained twice (baseline and study) and the half-width is of delta phi.
+    `simulate` grids are simulated if asked for, or 400 where the Gauss-Newton half-width exceeds 0.3. Raises `FitError`
+    for a design that cannot identify the law.
     """
     setup = _Setup.of(design, law, values, study)
     condition, _ = conditioning(setup.jacobian(setup.x))
     if not np.isfinite(condition) or len(setup.x) <= len(setup.theta):
         raise FitError(
-            f"{len(setup.x)} runs of this design do not identify the {len(setup.theta)} parameters. Add "
-            "sizes, "
+            f"{len(setup.x)} runs of this design do not identify the {len(setup.theta)} parameters. Add sizes, "
             "budgets or recurrences"
         )
     fisher = setup.half_width(setup.x, setup.cell, noise)
@@ -159,9 +128,8 @@ def plan(
         progress(f"simulating {count} grids")
         drawn = noise.draw(setup.cell, count, np.random.default_rng(seed))
         observed = setup.law.log_loss_and_gradient(setup.theta[None], setup.x)[0] + drawn
-        theta = refit(
-            setup.law, setup.x, observed, setup.theta, np.ones((count, len(setup.x))), seed, workers
-        )
+        weights = np.ones((count, len(setup.x)))
+        theta = refit(setup.law, setup.x, observed, setup.theta, weights, seed, workers)
         low, high = np.percentile(theta[:, -1], (2.5, 97.5))
         simulated = float(high - low) / 2
     progress("trying added runs")
@@ -222,8 +190,7 @@ def psi_moments(noise: Noise) -> tuple[float, float, float]:
     slope, square = normal_psi_moments(total)
     if noise.cell == 0:
         return slope, square, 0.0
-    # Given the cell's offset, runs are independent: the covariance is the variance over offsets of the mean
-    # psi.
+    # Given the cell's offset, runs are independent: the covariance is the variance over offsets of the mean psi.
     nodes, weights = np.polynomial.hermite_e.hermegauss(61)
     weights = weights / weights.sum()
     grid, grid_weights = np.polynomial.hermite_e.hermegauss(201)

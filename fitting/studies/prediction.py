@@ -1,22 +1,19 @@
-"""What a fitted joint law says about a budget: size, tokens, loss and the best r, with prediction
-intervals.
-"""
+"""What a fitted joint law says about a budget: size, tokens, loss and the best r, with prediction intervals."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
 from fitting.data.runs import Runs
 from fitting.errors import FitError
-from fitting.estimation.diagnostics import Scatter, scatter
+from fitting.estimation.diagnostics import Scatter, no_cell_with_two_runs, scatter
 from fitting.estimation.resampling import Resampled, resample
 from fitting.estimation.results import FitResult
-from fitting.laws.laws import AdditiveLaw, JointLaw
-from fitting.report.tables import significant, table
-from fitting.studies.allocation import Widths, law_optimum
+from fitting.laws import AdditiveLaw, JointLaw
+from fitting.studies.allocation import law_optimum
+from fitting.studies.widths import Widths
 
 FORWARD_SHARE = 1 / 3
 """Forward FLOPs over training FLOPs when every recurrence keeps gradients (2N forward, 4N backward)."""
@@ -50,9 +47,7 @@ class Equivalent:
 
 @dataclass(frozen=True, eq=False)
 class Forecast:
-    """Predictions per r for one budget. `best` is the r with the lowest predicted loss, None if none is
-    allowed.
-    """
+    """Predictions per r for one budget. `best` is the r with the lowest predicted loss, None if none is allowed."""
 
     budget: float
     inference_cap: float | None
@@ -61,53 +56,24 @@ class Forecast:
     refused: tuple[tuple[float, str], ...]
     best: float | None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
-
-    def __str__(self) -> str:
-        rows = [
-            [
-                f"{p.r:g}", f"{p.d_model:.0f}", significant(p.n, 4), significant(p.tokens, 4),
-                f"{p.loss:.4f}",
-                f"[{p.low:.4f}, {p.high:.4f}]", significant(p.forward_flops, 4), p.note,
-            ]
-            for p in self.predictions
-        ]  # fmt: skip
-        cap = (
-            ""
-            if self.inference_cap is None
-            else f", at most {self.inference_cap:.3g} forward FLOPs per token"
-        )
-        lines = [
-            f"Compute-optimal at {self.budget:.3g} training FLOPs{cap} (law with exact F(N), split "
-            f"{self.split}):",
-            table(["r", "d_model", "N", "D", "loss", "95% prediction", "forward FLOPs/token", "note"], rows),
-        ]
-        lines += [f"r={r:g}: {reason}" for r, reason in self.refused]
-        lines.append("No r is allowed." if self.best is None else f"Best r: {self.best:g}.")
-        return "\n".join(lines)
-
 
 def forecast(
     runs: Runs, result: FitResult, budget: float, drawn: Resampled, inference_cap: float | None = None
 ) -> Forecast:
-    """Predict loss and best r for `budget` training FLOPs, with forward FLOPs per token at most
-    `inference_cap`.
+    """Predict loss and best r for `budget` training FLOPs, with forward FLOPs per token at most `inference_cap`.
 
     Intervals add the spread of the bootstrap, widened by sqrt(G/(G-p)), to the scatter of runs and cells.
-    Raises `FitError` for a budget that is no positive number.
+    Raises `FitError` for a budget that is not a positive number.
     """
     if not (np.isfinite(budget) and budget > 0):
         raise FitError(f"A budget of {budget} FLOPs is none. Give a positive number")
-    together = ""
-    try:
-        spread = scatter(result.log_residuals, runs.cell, len(result.theta))
-    except FitError as error:
-        # One run per cell: the whole scatter, which is what a new run has, is still known.
+    together = no_cell_with_two_runs(runs.cell)
+    if together:
+        # The whole scatter, which is what a new run has, is still known.
         freedom = len(runs) - len(result.theta)
         spread = Scatter(float(np.sqrt((result.log_residuals**2).sum() / freedom)), 0.0, float("nan"))
-        together = str(error).split(",")[0]
+    else:
+        spread = scatter(result.log_residuals, runs.cell, len(result.theta))
     blocks = runs.cell_count
     stretch = blocks / (blocks - len(result.theta))
     found, refused = [], []
@@ -130,31 +96,22 @@ def forecast(
             notes.append(f"extrapolates from budgets of {low_budget:.3g} to {high_budget:.3g}")
         full = (runs.bptt[runs.r == r] == "full").all() or (runs.bptt[runs.r == r] == "FullBPTT").all()
         forward = float(widths.flops(np.array([width]))[0]) * FORWARD_SHARE if full else None
-        found.append(
-            Prediction(
-                float(r), width, best.n, best.tokens, best.loss,
-                best.loss * float(np.exp(-1.96 * deviation)), best.loss * float(np.exp(1.96 *
-                deviation)), forward, "; ".join(notes),
-            )
-        )  # fmt: skip
-    ranked = sorted(found, key=lambda prediction: prediction.loss)
-    return Forecast(
-        budget,
-        inference_cap,
-        result.law.split.name,
-        tuple(found),
-        tuple(refused),
-        ranked[0].r if ranked else None,
-    )
+        low, high = (best.loss * float(np.exp(sign * 1.96 * deviation)) for sign in (-1, 1))
+        numbers = width, best.n, best.tokens, best.loss, low, high, forward
+        found.append(Prediction(float(r), *numbers, "; ".join(notes)))
+    lowest = min(found, key=lambda prediction: prediction.loss, default=None)
+    best_r = None if lowest is None else lowest.r
+    split = result.law.split.name
+    return Forecast(budget, inference_cap, split, tuple(found), tuple(refused), best_r)
 
 
 def _size_under_cap(runs: Runs, widths: Widths, cap: float) -> float:
     """The largest N whose forward FLOPs per token stay under `cap`. Raises `FitError` where there is none."""
     labels = set(runs.bptt[runs.r == widths.r].tolist())
     if not labels <= {"full", "FullBPTT"}:
+        shown = ", ".join(labels)
         raise FitError(
-            "forward FLOPs are a third of the training FLOPs only with full gradients, not with "
-            f"{', '.join(labels)}"
+            f"forward FLOPs are a third of the training FLOPs only with full gradients, not with {shown}"
         )
     grid = np.geomspace(widths.sampled[0] / 8, widths.sampled[-1] * 8, 4000)
     allowed = widths.flops(grid) * FORWARD_SHARE <= cap
@@ -164,8 +121,7 @@ def _size_under_cap(runs: Runs, widths: Widths, cap: float) -> float:
 
 
 def equivalents(runs: Runs, result: FitResult, n_at_r1: float) -> list[Equivalent]:
-    """For every r, the model as wide as the r=1 model with `n_at_r1` parameters: its unique and effective
-    size.
+    """For every r, the model as wide as the r=1 model with `n_at_r1` parameters: its unique and effective size.
 
     Raises `FitError` for sizes out of reach; those outside the sampled widths are flagged.
     """

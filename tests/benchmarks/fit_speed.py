@@ -20,10 +20,11 @@ from scipy.optimize import minimize as scipy_minimize  # noqa: E402
 
 from fitting.estimation.fits import fit  # noqa: E402
 from fitting.estimation.objective import huber, psi  # noqa: E402
-from fitting.estimation.resampling import refit_fully, resample  # noqa: E402
+from fitting.estimation.resampling import resample  # noqa: E402
 from fitting.estimation.solver import Problem, multi_start, uniform_starts  # noqa: E402
-from fitting.laws.laws import JointLaw  # noqa: E402
+from fitting.laws import JointLaw  # noqa: E402
 from fitting.published import load_grid  # noqa: E402
+from tests.support.full_search import refit_fully  # noqa: E402
 
 
 def main(starts: int) -> None:

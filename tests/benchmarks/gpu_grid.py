@@ -21,7 +21,6 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from fitting.records import RECORD_SUFFIX, RunRecord  # noqa: E402
-from fitting.report.document import recommended  # noqa: E402
 from looped_lm.sweeps import files  # noqa: E402
 
 HERE = Path(__file__).parent
@@ -79,7 +78,7 @@ def phi_line(analysis: dict[str, Any]) -> str:
     if "refused" in analysis:
         return f"no phi: {analysis['refused']}"
     found = analysis["fit"]
-    best = recommended(found["intervals"].get("phi", ()))
+    best = next((i for i in found["intervals"].get("phi", ()) if i["recommended"]), None)
     interval = f"[{best['low']:.3f}, {best['high']:.3f}]" if best else "no interval"
     doubt = "" if found["status"] == "ok" else ", not to be trusted"
     refused = f"; {analysis['intervals_refused']}" if "intervals_refused" in analysis else ""

@@ -3,6 +3,8 @@ speed of help.
 """
 
 import argparse
+import dataclasses
+import importlib
 import json
 import re
 import shutil
@@ -13,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from fitting.__main__ import main
+from fitting.__main__ import COMMANDS, main
 from fitting.commands.common import LAW_NAMES, law_of
 from fitting.published import GRID
 from fitting.records import RunRecord
@@ -241,6 +243,51 @@ def test_the_command_works_from_another_folder(tmp_path):
     assert "0.43321" in done.stdout and [p.name for p in tmp_path.iterdir()] == ["grid.csv"]
 
 
+def test_help_says_what_each_command_says_of_itself():
+    for name, summary in COMMANDS.items():
+        module = importlib.import_module(f"fitting.commands.{name}")
+        assert summary == module.__doc__.splitlines()[0]
+
+
+def test_a_command_loads_itself_alone():
+    code = "import sys; from fitting.__main__ import build_parser; build_parser('plan'); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    loaded = {name for name in done.stdout.split() if name.startswith("fitting.commands.")}
+    assert (
+        loaded == {"fitting.commands.plan", "fitting.commands.common"} and "numpy" not in done.stdout.split()
+    )
+
+
+@pytest.mark.parametrize("error", [OSError("without a path"), KeyError("a bug"), ValueError("a bug")])
+def test_a_bug_keeps_its_traceback(monkeypatch, error):
+    from fitting.commands import fit
+
+    def stop(_):
+        raise error
+
+    monkeypatch.setattr(fit, "run", stop)
+    with pytest.raises(type(error)):
+        main(["fit", "published"])
+
+
+def test_a_bug_inside_a_law_of_ones_own_keeps_its_traceback(tmp_path, monkeypatch, capsys):
+    head = "from fitting import Law\nclass Mine(Law):\n    param_names = ('E',)\n    bounds = [[0, 1]]\n"
+    methods = (
+        "    def predict(self, theta, x): return theta\n    def gradient(self, theta, x): return theta\n"
+    )
+    (tmp_path / "inside.py").write_text(f"{head}    def __init__(self): len(3)\n{methods}")
+    (tmp_path / "needs.py").write_text(f"{head}    def __init__(self, size): pass\n{methods}")
+    (tmp_path / "absent.py").write_text("import a_module_that_nobody_has\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(TypeError, match="len"):
+        main(["fit", "published", "--law", "inside.Mine", *QUICK])
+    with pytest.raises(ModuleNotFoundError, match="a_module_that_nobody_has"):
+        main(["fit", "published", "--law", "absent.Mine", *QUICK])
+    status, _, err = run(capsys, "fit", "published", "--law", "needs.Mine", *QUICK)
+    assert status == 2 and "cannot be made without size" in err
+
+
 def test_an_interruption_is_one_line_and_status_130(monkeypatch, capsys):
     from fitting.commands import fit
 
@@ -265,11 +312,11 @@ def test_an_untrusted_split_counts_for_the_exit_status(monkeypatch, capsys):
     from fitting.studies import analysis
 
     made = analysis._splits
-    monkeypatch.setattr(
-        analysis,
-        "_splits",
-        lambda *a: [*made(*a), {"split": "other", "status": "at bound", "message": "made", "parameters": {"phi": 1.0},
-                                "effective_ratios": [], "intervals": {}, "description": ""}],
-    )  # fmt: skip
+
+    def doubtful(*arguments):
+        (first,) = made(*arguments)
+        return first, dataclasses.replace(first, split="other", status="at bound", message="made")
+
+    monkeypatch.setattr(analysis, "_splits", doubtful)
     status, _, err = run(capsys, "fit", "published", *QUICK)
     assert status == 1 and "split other: made" in err

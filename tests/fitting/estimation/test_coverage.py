@@ -11,9 +11,9 @@ from fitting.estimation.objective import normal_psi_moments, robust_scale
 from fitting.estimation.profile import CUT
 from fitting.estimation.resampling import draw_counts, refit
 from fitting.estimation.solver import Problem, minimise
-from fitting.laws.laws import JointLaw
+from fitting.laws import JointLaw
 from fitting.published import load_grid
-from fitting.report.tables import table
+from fitting.report.document import table
 
 GRID = load_grid()
 LAW = JointLaw()

@@ -15,8 +15,7 @@ from fitting.estimation.diagnostics import (
     scatter,
 )
 from fitting.estimation.fits import fit
-from fitting.laws.laws import JointLaw
-from fitting.laws.multipliers import DriftingPower, FixedPower, LogGrowth, Power
+from fitting.laws import DriftingPower, FixedPower, JointLaw, LogGrowth, Power
 from fitting.published import load_grid
 
 GRID = load_grid()
@@ -35,9 +34,9 @@ def test_residuals_per_r_under_the_regressed_split(regressed):
         (0.0005, 0.0294, 0.0099),
     ]
     rows = residual_summary(regressed.residuals, GRID.r)
-    assert [row["group"] for row in rows] == [1, 2, 4, 8]
+    assert [row.group for row in rows] == [1, 2, 4, 8]
     for row, values in zip(rows, expected, strict=True):
-        assert (row["mean"], row["max"], row["rmse"]) == pytest.approx(values, abs=0.001)
+        assert (row.mean, row.max, row.rmse) == pytest.approx(values, abs=0.001)
 
 
 def test_residuals_are_observed_minus_predicted(regressed):
@@ -59,19 +58,19 @@ def test_leaving_out_refits_the_rest(regressed):
     rows = leave_out(GRID, regressed, GRID.r)
     alone = fit(GRID.where("r!=8"), JointLaw(split=REGRESSED), starts=200)
     last = rows[-1]
-    assert last["left_out"] == 8 and last["runs"] == 29
-    assert last["parameters"]["phi"] == pytest.approx(alone["phi"], abs=1e-4)
+    assert last.left_out == 8 and last.runs == 29
+    assert last.parameters["phi"] == pytest.approx(alone["phi"], abs=1e-4)
     held = GRID.where("r=8")
     error = held.val_loss - alone.law.predict(alone.theta[None], alone.law.inputs(held))[0]
-    assert last["held_out_rmse"] == pytest.approx(np.sqrt((error**2).mean()), abs=1e-5)
+    assert last.held_out_rmse == pytest.approx(np.sqrt((error**2).mean()), abs=1e-5)
 
 
 def test_halves_split_the_budgets_and_say_when_they_cannot_carry_the_law():
     low, high = halves(GRID, JointLaw(), starts=100, seed=0)
-    assert (low["runs"], high["runs"]) == (56, 60)
-    assert low["parameters"]["phi"] == pytest.approx(0.4196, abs=0.004)
+    assert (low.runs, high.runs) == (56, 60)
+    assert low.parameters["phi"] == pytest.approx(0.4196, abs=0.004)
     few = halves(GRID.where("budget<=1e18"), JointLaw(), starts=60, seed=0)
-    assert {row["status"] for row in few} == {"not identified"} and "one budget" in few[0]["message"]
+    assert {row.status for row in few} == {"not identified"} and "one budget" in few[0].message
 
 
 def test_aicc_by_hand(regressed):
@@ -87,9 +86,9 @@ def test_the_true_form_wins_on_data_made_with_it():
     runs = GRID.with_loss(truth.predict(theta[None], truth.inputs(GRID))[0] * noise)
     laws = [JointLaw(Power()), JointLaw(LogGrowth()), JointLaw(FixedPower(1))]
     rows = compare_laws(runs, laws, starts=100, seed=0)
-    best = min(rows, key=lambda row: row["aicc_difference"])
-    assert best["law"] == "joint, m = 1 + c log r" and best["aicc_difference"] == 0
-    assert best["held_out_by_r"] == min(row["held_out_by_r"] for row in rows)
+    best = min(rows, key=lambda row: row.aicc_difference)
+    assert best.law == "joint, m = 1 + c log r" and best.aicc_difference == 0
+    assert best.held_out_by_r == min(row.held_out_by_r for row in rows)
     assert len(rival_laws(PAPER)) == 8
 
 
@@ -101,5 +100,5 @@ def test_scatter_needs_a_cell_with_two_runs():
 def test_a_rival_that_cannot_be_fitted_is_a_row_with_its_reason():
     few = GRID.take(np.flatnonzero((GRID.r > 1) & (GRID.budget <= 1e18))[::4])
     rows = compare_laws(few, [JointLaw(FixedPower(1)), JointLaw(DriftingPower())], starts=40, seed=0)
-    assert len(few) == 7 and rows[1]["status"] == "not estimated" and "7 runs cannot" in rows[1]["message"]
-    assert rows[0]["parameters"] and rows[1]["parameters"] is None
+    assert len(few) == 7 and rows[1].status == "not estimated" and "7 runs cannot" in rows[1].message
+    assert rows[0].parameters and rows[1].parameters is None

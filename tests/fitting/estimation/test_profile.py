@@ -7,8 +7,7 @@ from scipy.optimize import brentq
 from fitting.estimation.fits import fit
 from fitting.estimation.objective import normal_psi_moments, robust_scale
 from fitting.estimation.profile import CUT, profile, profile_curve, profile_interval
-from fitting.laws.laws import JointLaw
-from fitting.laws.multipliers import FixedPower
+from fitting.laws import FixedPower, JointLaw
 from fitting.published import load_grid
 
 GRID = load_grid()

@@ -10,12 +10,12 @@ from fitting.estimation.resampling import (
     bootstrap,
     draw_counts,
     percentile_interval,
-    refit_fully,
     resample,
     widened,
 )
-from fitting.laws.laws import JointLaw
+from fitting.laws import JointLaw
 from fitting.published import load_grid
+from tests.support.full_search import refit_fully
 
 GRID = load_grid()
 OBSERVED = np.log(GRID.val_loss)

@@ -5,11 +5,15 @@ import pytest
 
 from fitting.data.splits import PAPER
 from fitting.estimation.solver import CHUNK, Problem, minimise, multi_start, uniform_starts
-from fitting.laws.laws import ChinchillaLaw, Inputs, JointLaw, Law, LossShift
-from fitting.laws.multipliers import (
+from fitting.laws import (
+    ChinchillaLaw,
     DriftingPower,
     FixedPower,
+    Inputs,
+    JointLaw,
+    Law,
     LogGrowth,
+    LossShift,
     PerRecurrence,
     Power,
     Saturating,

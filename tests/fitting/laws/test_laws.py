@@ -7,11 +7,15 @@ import pytest
 
 from fitting.data.splits import PAPER, REGRESSED
 from fitting.errors import FitError
-from fitting.laws.laws import ChinchillaLaw, Inputs, JointLaw, Law, LossShift
-from fitting.laws.multipliers import (
+from fitting.laws import (
+    ChinchillaLaw,
     DriftingPower,
     FixedPower,
+    Inputs,
+    JointLaw,
+    Law,
     LogGrowth,
+    LossShift,
     PerRecurrence,
     Power,
     Saturating,

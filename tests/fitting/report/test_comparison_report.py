@@ -12,9 +12,11 @@ import pytest
 
 from fitting import compare, load_runs
 from fitting.__main__ import main
+from fitting.data.plain import read
 from fitting.published import load_grid
 from fitting.records import RunRecord
 from fitting.report.comparison_sections import comparison_sections
+from fitting.studies.comparison import Comparison
 from tests.fitting.test_records import record_fields
 
 
@@ -92,7 +94,7 @@ def test_the_report_holds_what_compare_finds(made: Path) -> None:
 def test_text_and_figures_come_from_the_json(made: Path) -> None:
     folder = made / "report"
     stored, text = json.loads((folder / "comparison.json").read_text()), (folder / "report.md").read_text()
-    assert all(section.markdown() in text for section in comparison_sections(stored))
+    assert all(section.markdown() in text for section in comparison_sections(read(Comparison, stored)))
     for name in ("delta_phi", "losses", "channels"):
         assert (folder / f"{name}.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" and f"({name}.png)" in text
     assert "shift (nats)" in text and "comparison.json" in text

@@ -9,10 +9,9 @@ import pytest
 
 from fitting.errors import FitError
 from fitting.estimation.fits import fit_architectures
-from fitting.laws.laws import JointLaw
+from fitting.laws import JointLaw
 from fitting.published import load_grid
 from fitting.studies.allocation import (
-    Widths,
     closed_form_exponents,
     exponents,
     frontier_gaps,
@@ -20,6 +19,7 @@ from fitting.studies.allocation import (
     parabola,
     parabolas,
 )  # fmt: skip
+from fitting.studies.widths import Widths
 
 GRID = load_grid()
 LAW = JointLaw()
@@ -41,7 +41,7 @@ def test_all_24_minima_are_the_published_ones():
 def test_frontier_gaps():
     gaps = frontier_gaps([p.optimum for p in parabolas(GRID, LAW)])
     for r, first, last in ((2, 0.061, 0.030), (4, 0.083, 0.051), (8, 0.125, 0.093)):
-        own = [g["gap"] for g in gaps if g["r"] == r]
+        own = [g.gap for g in gaps if g.r == r]
         assert len(own) == 6 and (own[0], own[-1]) == pytest.approx((first, last), abs=0.003)
 
 

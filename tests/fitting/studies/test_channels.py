@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from fitting.errors import FitError
-from fitting.laws.laws import Inputs
-from fitting.studies.channels import channels, matched_pairs
+from fitting.laws import Inputs
+from fitting.studies.arms import channels, matched_pairs
 
 LAW = {"A": 30.0, "alpha": 0.2, "B": 900.0, "beta": 0.37}
 

@@ -10,8 +10,9 @@ import pytest
 from fitting.data.splits import REGRESSED
 from fitting.errors import FitError
 from fitting.estimation.results import Status
-from fitting.laws.laws import JointLaw
+from fitting.laws import JointLaw
 from fitting.published import load_grid
+from fitting.report.report import text
 from fitting.studies.comparison import Reading, compare, judge
 
 GRID = load_grid().where("budget<=4.64e18")
@@ -68,7 +69,7 @@ def test_a_true_shift_is_named(shifted):
 
 def test_delta_phi_is_never_printed_without_the_shift(lower_phi, shifted):
     for found in (lower_phi, shifted):
-        assert "shift (nats)" in str(found) and "shift alone" in found.verdict
+        assert "shift (nats)" in text(found) and "shift alone" in found.verdict
 
 
 def test_channels_sum_to_the_difference_and_see_the_added_tokens(lower_phi):
@@ -106,7 +107,7 @@ def test_equal_runs_with_r1_count_once(lower_phi):
     assert lower_phi.cells == 16
     # the study's own r=1 runs are listed, and that their losses differ is said
     assert len(twice.excluded) == 20 and all("r=1 run shared with" in gone.rule for gone in twice.excluded)
-    assert "20 shared r=1 runs have other losses" in str(twice) and "own0" in str(twice)
+    assert "20 shared r=1 runs have other losses" in text(twice) and "own0" in text(twice)
     assert {point.arm for point in twice.points} == {"shared", "baseline", "study"}
     assert sum(point.arm == "shared" for point in twice.points) == 20 and len(twice.points) == 140
     assert lower_phi.excluded == () and lower_phi.warnings == ()
@@ -127,7 +128,7 @@ def test_intervals_that_mean_nothing_are_not_printed(rules, resamples, words):
     arms = made(PHI).where(*rules), study(PHI - 0.12).where(*rules)
     found = compare(*arms, starts=60, resamples=resamples)
     assert all(not e.intervals for e in found.estimates)
-    assert f"not estimated: {words}" in str(found) and "nan" not in str(found)
+    assert f"not estimated: {words}" in text(found) and "nan" not in text(found)
 
 
 def test_results_are_plain_json(lower_phi):

@@ -5,10 +5,11 @@ import pytest
 
 from fitting.errors import FitError
 from fitting.estimation.objective import DELTA
-from fitting.laws.laws import JointLaw
+from fitting.laws import JointLaw
 from fitting.published import load_grid
-from fitting.studies.allocation import Widths
+from fitting.report.report import text
 from fitting.studies.planner import Noise, plan, psi_moments
+from fitting.studies.widths import Widths
 
 GRID = load_grid()
 LAW = JointLaw()
@@ -84,7 +85,7 @@ def test_bad_plans_are_refused():
 
 
 def test_a_plan_prints_its_assumptions():
-    text = str(plan(GRID, LAW, TRUTH, Noise(0.003, 0.001), simulate=50, candidates=2, seed=4))
+    told = text(plan(GRID, LAW, TRUTH, Noise(0.003, 0.001), simulate=50, candidates=2, seed=4))
     for words in (
         "0.003 per run",
         "0.001 per cell",
@@ -93,4 +94,4 @@ def test_a_plan_prints_its_assumptions():
         "50 simulated grids, seed 4",
         "D/N",
     ):
-        assert words in text
+        assert words in told

@@ -8,8 +8,9 @@ import pytest
 from fitting.data.splits import REGRESSED
 from fitting.errors import FitError
 from fitting.estimation.fits import fit
-from fitting.laws.laws import JointLaw
+from fitting.laws import JointLaw
 from fitting.published import load_grid
+from fitting.report.report import text
 from fitting.studies.prediction import draw, equivalents, forecast
 
 GRID = load_grid()
@@ -54,7 +55,7 @@ def test_an_inference_cap_binds_the_size(result, drawn):
     for wide, small in zip(free.predictions, capped.predictions, strict=True):
         assert small.forward_flops <= 5e8 * 1.001 < wide.forward_flops and small.loss > wide.loss
     nothing = forecast(GRID, result, 1e19, drawn, 1e3)
-    assert nothing.best is None and len(nothing.refused) == 4 and "No r is allowed" in str(nothing)
+    assert nothing.best is None and len(nothing.refused) == 4 and "No r is allowed" in text(nothing)
 
 
 def test_forward_flops_are_not_guessed_under_truncation(result, drawn):

@@ -1,146 +1,24 @@
-"""Scaling laws as components: parameters, box, prediction and gradient; everything else is derived from
-these.
+"""The laws that are shipped: Chinchilla's, the joint law over recurrences, and a law plus a constant shift.
 
-Shapes: S parameter vectors are evaluated at once on n runs with P parameters.
-theta (S, P) in solver coordinates, predictions (S, n) in nats per token, gradients (S, P, n).
-
-A law of your own subclasses `Law`, sets `param_names` and `bounds`, and implements `predict` and
-`gradient`; name it by class path (`--law mypackage.mymodule.MyLaw`) or pass an instance to `fitting.fit`.
+Shapes as in `fitting.laws.law`: theta (S, P), predictions (S, n) in nats per token, gradients (S, P, n).
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from abc import abstractmethod
 
 import numpy as np
 
-from fitting.data.runs import Runs
 from fitting.data.splits import PAPER, Split
-from fitting.errors import FitError
+from fitting.laws.law import Inputs, Law
 from fitting.laws.multipliers import Multiplier, Power
 
-
-@dataclass(frozen=True, eq=False)
-class Inputs:
-    """What a law may look at, each (n,): parameters under one split, recurrences, tokens, training FLOPs.
-
-    `study` is 0 for a baseline run and 1 for a run of the case study it is compared with (zeros in plain
-    fits).
-    """
-
-    n_once: np.ndarray
-    n_rec: np.ndarray
-    r: np.ndarray
-    tokens: np.ndarray
-    flops: np.ndarray
-    study: np.ndarray
-
-    @classmethod
-    def of(cls, runs: Runs, split: Split, study: np.ndarray | None = None) -> Inputs:
-        """The inputs of a table of runs, counted under `split`. Raises `FitError` where the split is
-        undefined.
-        """
-        n_once, n_rec = split(runs)
-        zeros = np.zeros(len(runs))
-        return cls(n_once, n_rec, runs.r, runs.tokens, runs.training_flops, zeros if study is None else study)
-
-    def take(self, chosen: np.ndarray) -> Inputs:
-        """The inputs of the runs at `chosen` (mask or indices)."""
-        columns = (self.n_once, self.n_rec, self.r, self.tokens, self.flops, self.study)
-        return Inputs(*(column[chosen] for column in columns))
-
-    def __len__(self) -> int:
-        return len(self.r)
-
-    @cached_property
-    def log_tokens(self) -> np.ndarray:
-        """log D."""
-        return np.log(self.tokens)
-
-    @cached_property
-    def n_total(self) -> np.ndarray:
-        """N_once + N_rec."""
-        return np.asarray(self.n_once + self.n_rec)
-
-
-class Law(ABC):
-    """A parametric loss surface L(theta; run).
-
-    `param_names` names the P parameters as reported. `bounds` (P, 2) is the box of the solver's
-    coordinates: starts are drawn uniformly from it and the solution stays in it. `log_parameters` names the
-    parameters whose solver coordinate is the natural logarithm of the reported value (A, B and E of the
-    paper's laws).
-    """
-
-    name: str = ""
-    param_names: tuple[str, ...]
-    bounds: np.ndarray
-    log_parameters: frozenset[str] = frozenset()
-    split: Split = PAPER
-    needs_several_r: bool = False
-    """Whether some parameter has no meaning when all runs have one r."""
-
-    @abstractmethod
-    def predict(self, theta: np.ndarray, x: Inputs) -> np.ndarray:
-        """Loss in nats per token, (S, n), for theta (S, P)."""
-
-    @abstractmethod
-    def gradient(self, theta: np.ndarray, x: Inputs) -> np.ndarray:
-        """Derivative of `predict` with respect to theta, (S, P, n)."""
-
-    def log_loss_and_gradient(self, theta: np.ndarray, x: Inputs) -> tuple[np.ndarray, np.ndarray]:
-        """log L (S, n) and its derivative (S, P, n): what the objective needs. Override it if log L is
-        natural.
-        """
-        loss = self.predict(theta, x)
-        return np.log(loss), self.gradient(theta, x) / loss[:, None, :]
-
-    def bound_to(self, x: Inputs) -> Law:
-        """This law with the constants that it takes from the data (a reference budget, the set of r)."""
-        return self
-
-    def inputs(self, runs: Runs, study: np.ndarray | None = None) -> Inputs:
-        """The inputs of `runs` counted as this law counts them."""
-        return Inputs.of(runs, self.split, study)
-
-    def improve_starts(self, theta: np.ndarray, x: Inputs, log_loss: np.ndarray) -> np.ndarray:
-        """Starts (S, P) moved to better ones by whatever the law's form allows in one step; none by
-        default.
-        """
-        return theta
-
-    # ---------------------------------------------------------------------------------- reported values
-
-    def to_reported(self, theta: np.ndarray) -> np.ndarray:
-        """Solver coordinates (..., P) to reported values."""
-        return np.where(self._is_log, np.exp(np.where(self._is_log, theta, 0.0)), theta)
-
-    def to_theta(self, values: Mapping[str, float] | Sequence[float] | np.ndarray) -> np.ndarray:
-        """Reported values (a mapping by name, or (P,)) to solver coordinates. Raises `FitError`."""
-        if isinstance(values, Mapping):
-            missing = [name for name in self.param_names if name not in values]
-            if missing:
-                raise FitError(f"The law {self.name} needs a value for {', '.join(missing)}")
-            values = [values[name] for name in self.param_names]
-        array = np.asarray(values, dtype=float)
-        if (array[..., self._is_log] <= 0).any():
-            raise FitError(f"{', '.join(sorted(self.log_parameters))} must be positive, not {array.tolist()}")
-        return np.where(self._is_log, np.log(np.where(self._is_log, array, 1.0)), array)
-
-    @property
-    def _is_log(self) -> np.ndarray:
-        return np.array([name in self.log_parameters for name in self.param_names], dtype=bool)
-
-
-# The box of spec section 7, in solver coordinates.
+# The box of the paper's fits, in solver coordinates.
 _LOG_AMPLITUDE, _EXPONENT, _LOG_E = (-5.0, 35.0), (0.0, 2.5), (-3.0, 2.0)
 
 
 class AdditiveLaw(Law):
-    """L = E + A·M^-alpha + B·D^-beta with some effective size M(psi; run); paper equations 1 and 2.
+    """L = E + A·M^-alpha + B·D^-beta with some effective size M(psi; run): equations 1 and 2 of arXiv 2604.21106.
 
     Solver coordinates are (log A, alpha, log B, beta, log E, psi...), evaluated by log-sum-exp.
     """
@@ -221,8 +99,7 @@ class ChinchillaLaw(AdditiveLaw):
 
 
 class JointLaw(AdditiveLaw):
-    """L = E + A·(N_once + m(r)·N_rec)^-alpha + B·D^-beta over all recurrences; paper equation 2 has m =
-    r^phi.
+    """L = E + A·(N_once + m(r)·N_rec)^-alpha + B·D^-beta over all recurrences; paper equation 2 has m = r^phi.
 
     Args:
         multiplier: the form of m; `Power()` (phi free) by default.
@@ -251,9 +128,7 @@ class JointLaw(AdditiveLaw):
 
 
 class LossShift(Law):
-    """Another law plus a constant shift, in nats, for the r>1 runs of the case study: the rival of a
-    change of phi.
-    """
+    """Another law plus a constant shift, in nats, for the r>1 runs of the case study: the rival of a change of phi."""
 
     def __init__(self, law: Law) -> None:
         self.law = law

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from fitting.__main__ import main
+from fitting.commands.sources import located, naming
+from fitting.data.provenance import source_files
 from fitting.published import GRID
-from fitting.report.provenance import changed_files, differences, located, naming, source_files
+from fitting.report.verification import changed_files, differences
 
 QUICK = ["--starts", "40", "--bootstrap", "20", "--no-rivals", "--quiet"]
 
@@ -133,6 +135,35 @@ def test_what_a_report_says_of_itself_is_checked(capsys: pytest.CaptureFixture[s
         path.write_text(json.dumps({**analysis, **changes}))
         assert main(["verify", str(copied / "report"), "--quiet"]) == 2
         assert "does not say what it was made of" in capsys.readouterr().err
+
+
+def test_a_bug_inside_the_analysis_is_not_called_a_malformed_report(
+    copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fitting.studies import analysis
+
+    def broken(*_: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(analysis, "minima", broken)
+    with pytest.raises(KeyError, match="a bug"):
+        main(["verify", str(copied / "report"), "--quiet"])
+
+
+@pytest.mark.parametrize(("place", "value", "words"), [
+    (("fit", "objective"), "low", "the file.fit.objective is 'low'"),
+    (("residuals", "scatter"), None, "the file.residuals.scatter is None"),
+    (("provenance", "options"), {"where": []}, "provenance.options has no 'exclude'"),
+])  # fmt: skip
+def test_what_is_wrong_in_a_report_is_named(
+    capsys: pytest.CaptureFixture[str], copied: Path, place: tuple[str, str], value: object, words: str
+) -> None:
+    path = copied / "report" / "fit.json"
+    analysis = json.loads(path.read_text())
+    analysis[place[0]][place[1]] = value
+    path.write_text(json.dumps(analysis))
+    status, out = verify(capsys, copied)
+    assert status == 2 and words in out and "Traceback" not in out
 
 
 def test_differences_find_every_kind_of_leaf() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fitting.report.tables import markdown_table, significant, table
+from fitting.report.document import markdown_table, significant, table
 
 
 @pytest.mark.parametrize(

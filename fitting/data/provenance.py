@@ -1,0 +1,110 @@
+"""What a report was made of: its files with their hashes, and what training the runs took."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fitting.records import RunRecord
+
+Naming = Callable[[str], str]
+
+
+@dataclass(frozen=True)
+class Training:
+    """What training took, over all records: sums of tokens, FLOPs and seconds.
+
+    `most_epochs` is the largest number of passes over the data, `unique_tokens` the smallest number of distinct tokens.
+    """
+
+    records: int
+    tokens: int
+    training_flops: float
+    wall_seconds: float
+    unique_tokens: int | None
+    most_epochs: float | None
+    hardware: str
+    precision: str
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What a report was made of; `runs` are as given to the command, `options` choose runs and law.
+
+    `sha256` has the digest of every file that was read. `records_without_provenance` lists records that lack their
+    settings, code version or data hash.
+    """
+
+    runs: tuple[str, ...]
+    options: dict[str, Any]
+    sha256: dict[str, str]
+    code_versions: tuple[str, ...]
+    data_manifest_hashes: tuple[str, ...]
+    training: Training | None
+    records_without_provenance: tuple[str, ...]
+
+
+def describe(
+    named: Sequence[str], files: Iterable[str], options: dict[str, Any], name: Naming = str
+) -> Provenance:
+    """The provenance of a report.
+
+    Args:
+        named: runs as they were given to the command.
+        files: the files that were read.
+        options: of the command; what chooses runs and law.
+        name: how the report names a file.
+    """
+    digests: dict[str, str] = {}
+    records, lacking = [], []
+    for file in sorted(set(files)):
+        path = Path(file)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        known = digest in digests.values()
+        digests[name(file)] = digest
+        if path.suffix.lower() == ".csv":
+            continue
+        record = RunRecord.load(path)
+        missing = [k for k in ("config", "code_version", "data_manifest_hash") if not getattr(record, k)]
+        if missing:
+            lacking.append(f"{name(file)}: no {', no '.join(missing)}")
+        if not known:
+            # A run whose record is in two folders was trained once.
+            records.append(record)
+    return Provenance(
+        runs=tuple(name(path) for path in named),
+        options=options,
+        sha256=digests,
+        code_versions=tuple(sorted({r.code_version for r in records})),
+        data_manifest_hashes=tuple(sorted({r.data_manifest_hash for r in records if r.data_manifest_hash})),
+        training=_training(records),
+        records_without_provenance=tuple(lacking),
+    )
+
+
+def _training(records: Sequence[RunRecord]) -> Training | None:
+    if not records:
+        return None
+    shares = [r.tokens / r.unique_tokens for r in records if r.unique_tokens]
+    return Training(
+        records=len(records),
+        tokens=sum(r.tokens for r in records),
+        training_flops=sum(r.training_flops for r in records),
+        wall_seconds=sum(r.wall_seconds for r in records),
+        unique_tokens=min((r.unique_tokens for r in records if r.unique_tokens), default=None),
+        most_epochs=max(shares, default=None),
+        hardware=", ".join(sorted({r.hardware for r in records})),
+        precision=", ".join(sorted({r.precision for r in records})),
+    )
+
+
+def source_files(sources: Iterable[str]) -> list[str]:
+    """Files behind the sources of runs; a row of a CSV is FILE:LINE."""
+    files = []
+    for source in sources:
+        head, _, line = source.rpartition(":")
+        files.append(head if line.isdigit() and head else source)
+    return list(dict.fromkeys(files))
