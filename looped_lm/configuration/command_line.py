@@ -64,6 +64,7 @@ def run_lightning(command: Sequence[str]) -> int:
         raise UserError(
             f"torchvision does not match this torch ({error}). looped_lm does not need it: pip uninstall torchvision."
         ) from error
+    quiet()
     main()
     return 0
 

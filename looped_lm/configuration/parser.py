@@ -23,7 +23,6 @@ from looped_lm.common.text import say
 from looped_lm.common.writing import failing_with
 from looped_lm.configuration import callback_settings
 from looped_lm.configuration.argument_parser import Parser
-from looped_lm.configuration.command_line import quiet
 from looped_lm.configuration.config_files import BASE, run_name
 from looped_lm.runs.checkpoint import look, newest_whole, verify
 from looped_lm.runs.folder import AUTO, RunFolder
@@ -306,7 +305,6 @@ def _as_list(value: Any) -> list[Any]:
 
 def main() -> None:
     """Run the command in sys.argv."""
-    quiet()
     try:
         LoopedCLI()
     except MisconfigurationException as error:

@@ -12,7 +12,7 @@ from typing import Any
 
 import lightning as L
 
-import looped_lm
+from looped_lm import __version__
 from looped_lm.common.errors import UserError
 from looped_lm.evaluation import measuring
 from looped_lm.evaluation.probes import EXAMPLES
@@ -76,7 +76,7 @@ class Evaluation:
                 leave_hub_alone()
         about: dict[str, Any] = {
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "looped_lm": looped_lm.__version__,
+            "looped_lm": __version__,
             "checkpoint": self.checkpoint,
             "asked": list(self.names),
             "seed": self.seed,

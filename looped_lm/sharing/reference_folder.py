@@ -11,8 +11,8 @@ from typing import Any
 import lightning as L
 import torch
 
-import looped_lm
 from fitting.records import RunRecord
+from looped_lm import __version__
 from looped_lm.common.errors import UserError
 from looped_lm.common.writing import failing_with, new_folder
 from looped_lm.model.transformer import LoopedTransformer
@@ -109,7 +109,7 @@ def converted_record(lm: LoopedLM, step: int, source: str) -> RunRecord:
     return run_record(
         lm,
         seed=0,
-        code_version=f"{looped_lm.__version__}, converted from the reference code",
+        code_version=f"{__version__}, converted from the reference code",
         status="stopped",
         stop_reason=f"converted from {source}, which holds no validation loss and no seed",
         data_manifest_hash=None,
