@@ -103,6 +103,7 @@ def _one_name(path: str) -> str:
 
 @cache
 def _before() -> dict[str, Any]:
+    from looped_lm.seams import before
     from looped_lm.training.resume import BEFORE
 
-    return values({"model": BEFORE})
+    return values({"model": {**BEFORE, **before()}})
