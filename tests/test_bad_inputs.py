@@ -20,7 +20,7 @@ import yaml
 
 import datamodules.__main__ as preparation
 from looped_lm.runs import folder as run_folder
-from tests.looped_lm.runs.test_checkpoint import flip
+from tests.support.checkpoint_files import flip
 from tests.support.cli_options import tiny_options
 
 SMALL = [f"--model.{part}" for part in ("prelude_layers=1", "recurrent_layers=1", "coda_layers=1")]

@@ -22,10 +22,9 @@ from fitting.records import RunRecord
 from looped_lm.sweeps import files, slurm
 from looped_lm.sweeps.expansion import expand
 from looped_lm.sweeps.place import Place, State
-from tests.fitting.test_records import record_fields
-from tests.looped_lm.sweeps.test_slurm import program
 from tests.support.reference import checkpoint as reference
-from tests.support.slurm_cluster import Cluster
+from tests.support.run_records import record_fields
+from tests.support.slurm_cluster import Cluster, program
 from tests.support.story import EXAMPLES, ROOT, Story, missing, tiny_scale
 
 QUICK = ["--starts", "60", "--bootstrap", "40", "--workers", "1"]

@@ -1,6 +1,7 @@
 """The promise: one class in a file of one's own, named by class path, and everything else follows.
 
-Each class below is a whole extension. They are trained, counted, grouped and recorded without touching the project.
+Each class of `tests.support.own_components`, and the law below, is a whole extension. They are trained or fitted,
+counted, grouped and recorded without touching the project.
 """
 
 from __future__ import annotations
@@ -16,77 +17,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
 
 import fitting
 import looped_lm
 from fitting import Inputs, Law, fit, load_grid
-from looped_lm import BPTTStrategy, Injection, Lanes, LoopedLM
+from looped_lm import LoopedLM
 from tests.support.cli_options import tiny_options
+from tests.support.own_components import GatedInjection, MeanLane, SignDescent
 
+OWN = GatedInjection.__module__
 D = 64
 GRID = Path(fitting.__file__).parent / "published" / "iso_depth_grid.csv"
-
-
-class GatedInjection(Injection):
-    """u = s + g ⊙ (W e): a matrix for MuonH and a vector for AdamW."""
-
-    def __init__(self, d_model: int, gate: float = 1.0) -> None:
-        super().__init__(d_model)
-        self.proj = nn.Linear(d_model, d_model, bias=False)
-        self.gate = nn.Parameter(torch.full((d_model,), gate))
-
-    def initial_state(self, e: Tensor) -> Tensor:
-        return e
-
-    def forward(self, e: Tensor, s: Tensor, i: int) -> Tensor:
-        return s + self.gate * self.proj(e)
-
-    def flops_per_token(self) -> int:
-        return 2 * (self.proj.weight.numel() + self.gate.numel())
-
-
-class MeanLane(Lanes):
-    """One state, averaged with the recurrence's output by a learned weight."""
-
-    def __init__(self, d_model: int, num_recurrences: int, weight: float = 0.5) -> None:
-        super().__init__(d_model, num_recurrences)
-        self.weight = nn.Parameter(torch.tensor([[weight]]))
-
-    def expand(self, s: Tensor) -> Tensor:
-        return s
-
-    def read(self, state: Tensor, i: int) -> Tensor:
-        return state
-
-    def write(self, state: Tensor, y: Tensor, i: int) -> Tensor:
-        return (1 - self.weight) * state + self.weight * y
-
-    def reduce(self, state: Tensor) -> Tensor:
-        return state
-
-
-class LastRecurrence(BPTTStrategy):
-    """Gradients through the last recurrence alone."""
-
-    def keeps_grad(self, i: int, num_recurrences: int) -> bool:
-        return i == num_recurrences - 1
-
-
-class SignDescent(torch.optim.Optimizer):
-    """w <- w - lr·sign(g)."""
-
-    def __init__(self, params: Any, lr: float = 1e-3, scale: float = 1.0) -> None:
-        super().__init__(params, {"lr": lr, "scale": scale})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        loss = closure() if closure is not None else None
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.add_(p.grad.sign(), alpha=-group["lr"] * group["scale"])
-        return loss
 
 
 SEAMS: Mapping[str, tuple[str, dict[str, Any]]] = {
@@ -102,7 +43,7 @@ def test_components_of_ones_own_train_by_class_path(
 ) -> None:
     options = tiny_options(tiny_data_dir, steps=2)
     for key, (name, init_args) in SEAMS.items():
-        options.append(f"--model.{key}={__name__}.{name}")
+        options.append(f"--model.{key}={OWN}.{name}")
         options += [f"--model.{key}.{k}={v}" for k, v in init_args.items()]
     status, out = run_cli("fit", "--config", "r4.yaml", *options)
     assert status == 0, out
@@ -111,7 +52,7 @@ def test_components_of_ones_own_train_by_class_path(
     record = json.loads(path.read_text())
     for key, (name, init_args) in SEAMS.items():
         spec = record["components"][key]
-        assert spec["class_path"] == f"{__name__}.{name}"
+        assert spec["class_path"] == f"{OWN}.{name}"
         assert {k: spec["init_args"][k] for k in init_args} == init_args
     assert record["parameters"]["injection"] == D * D + D and record["parameters"]["lanes"] == 1
 
@@ -136,7 +77,7 @@ def test_components_of_ones_own_train_by_class_path(
 def test_the_weights_moved(run_cli: Any, in_folder: Path, tiny_data_dir: Path) -> None:
     status, out = run_cli(
         "fit", "--config", "r4.yaml", *tiny_options(tiny_data_dir, steps=1),
-        f"--model.injection={__name__}.GatedInjection",
+        f"--model.injection={OWN}.GatedInjection",
     )  # fmt: skip
     assert status == 0, out
     (checkpoint,) = in_folder.glob("runs/r4/version_0/checkpoints/*.ckpt")

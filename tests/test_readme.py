@@ -18,10 +18,10 @@ from fitting.records import RunRecord
 from looped_lm.configuration.config_files import SHIPPED
 from looped_lm.sweeps.expansion import expand
 from looped_lm.sweeps.files import load
-from tests.fitting.test_records import record_fields
 from tests.support.cli_options import tiny_options
 from tests.support.document_checks import CHECKS
 from tests.support.documents import ROOT, Page, code_blocks
+from tests.support.run_records import record_fields
 
 README = Page.at("README.md")
 #: Pages on a task each, which may use what the README says to save.

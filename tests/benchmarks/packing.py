@@ -15,7 +15,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from datamodules.packing import pack  # noqa: E402
-from tests.datamodules.test_packing import plain_pack  # noqa: E402
+from tests.support.reference.packing import plain_pack  # noqa: E402
 
 
 def main(documents: int) -> None:

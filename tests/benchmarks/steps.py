@@ -6,27 +6,22 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from importlib.resources import files
 from statistics import median
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-import yaml
 from torch import Tensor, nn
 
 from looped_lm import LoopedTransformer, MuonH
 from looped_lm.model.accounting import flops_per_token, parameter_roles
 from looped_lm.model.compilation import compile_in_place
+from tests.support.shipped import shipped
 
 
 def model_of(config: str, **overrides: Any) -> LoopedTransformer:
     """The architecture of a shipped config, in the sizes given."""
-    settings = yaml.safe_load((files("configs") / f"{config}.yaml").read_text())["model"]
-    settings.pop("recurrences", None)  # This belongs to training, not to the model.
-    # A component without arguments is given by its class alone.
-    settings = {k: {"class_path": v} if isinstance(v, str) else v for k, v in settings.items()}
-    return LoopedTransformer(**{**settings, **overrides})
+    return LoopedTransformer(**{**shipped(f"{config}.yaml"), **overrides})
 
 
 def batch_of(rows: int, seq_len: int, vocab_size: int, device: torch.device) -> tuple[Tensor, Tensor]:

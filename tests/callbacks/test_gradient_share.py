@@ -11,7 +11,7 @@ from torch import Tensor
 
 from callbacks import GradientShare
 from looped_lm import HyperConnectionLanes, LoopedLM, PassthroughInjection, Steps, TruncatedBPTT
-from tests.callbacks.test_telemetry import FewerAndFewer
+from tests.support.own_components import FewerAndFewer
 from tests.support.recording_logger import RecordingLogger
 from tests.support.tiny import TinyData, perturb, tiny_lm, tiny_trainer
 

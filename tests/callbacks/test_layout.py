@@ -15,9 +15,9 @@ from tensorboard.plugins.custom_scalar.metadata import CONFIG_SUMMARY_TAG
 from callbacks import FlopsMonitor, TensorBoardLayout
 from callbacks.telemetry import as_layout
 from looped_lm import HyperConnectionLanes, PassthroughInjection, Steps
-from tests.callbacks.test_sync import default_callbacks
-from tests.callbacks.test_telemetry import FewerAndFewer
+from tests.support.own_components import FewerAndFewer
 from tests.support.recording_logger import RecordingLogger
+from tests.support.shipped import default_callbacks
 from tests.support.tiny import TinyData, tiny_lm, tiny_trainer
 
 #: Logged, but no curve of a chart: the axes themselves and what is known beforehand.

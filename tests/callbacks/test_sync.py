@@ -8,22 +8,14 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.cli import instantiate_class
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from callbacks import DivergenceGuard, FlopsMonitor, LoopStats
 from looped_lm import HyperConnectionLanes, PassthroughInjection, Steps
-from looped_lm.configuration.config_files import BASE
 from tests.support.recording_logger import RecordingLogger
+from tests.support.shipped import default_callbacks
 from tests.support.tiny import SEQ_LEN, TinyData, tiny_lm, tiny_trainer
-
-
-def default_callbacks() -> list[L.Callback]:
-    """Those of base.yaml."""
-    listed = yaml.safe_load(BASE.read_text())["trainer"]["callbacks"]
-    return [instantiate_class((), {"init_args": {}, **spec}) for spec in listed]
 
 
 class Fetches(TorchDispatchMode):

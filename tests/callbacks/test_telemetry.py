@@ -22,12 +22,12 @@ from looped_lm import (
     LinearInjection,
     LoopedLM,
     PassthroughInjection,
-    RecurrenceSampler,
     SingleLane,
     Steps,
     TruncatedBPTT,
     accounting,
 )
+from tests.support.own_components import FewerAndFewer
 from tests.support.recording_logger import RecordingLogger
 from tests.support.tiny import TinyData, perturb, tiny_lm, tiny_trainer
 
@@ -157,13 +157,6 @@ def test_a_recomputed_recurrence_is_seen_once(tmp_path: Path) -> None:
     assert logger.series("loop/state_norm_2") == [
         (1, pytest.approx(float(np.sqrt((states[2] ** 2).mean())), rel=1e-5))
     ]
-
-
-class FewerAndFewer(RecurrenceSampler):
-    """3, 2, ..."""
-
-    def sample(self, step: int) -> int:
-        return self.num_recurrences - step
 
 
 def test_a_recurrence_that_does_not_run_is_not_logged_again(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from fitting.__main__ import COMMANDS, main
 from fitting.commands.common import LAW_NAMES, law_of
 from fitting.published import GRID
 from fitting.records import RunRecord
-from tests.fitting.test_records import record_fields
+from tests.support.run_records import record_fields
 
 ROOT = Path(__file__).parents[2]
 QUICK = ["--starts", "100", "--bootstrap", "0", "--quiet"]

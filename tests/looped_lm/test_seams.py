@@ -33,7 +33,8 @@ from looped_lm.loop.lanes import State
 from looped_lm.loop.recurrences import LogNormalPoisson
 from looped_lm.model.accounting import count_parameters, flops_per_token, parameter_roles
 from looped_lm.seams import SEAMS, Seam
-from looped_lm.sharing.export import load_pretrained, save_pretrained
+from looped_lm.sharing.export import save_pretrained
+from looped_lm.sharing.load import load_pretrained
 from looped_lm.sharing.reference import config_to_reference
 from looped_lm.training.description import describe
 from looped_lm.training.resume import changed_recipe

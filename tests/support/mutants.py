@@ -16,7 +16,7 @@ from looped_lm import (
     ScaledResidual,
     SingleLane,
 )
-from tests.test_extension import SignDescent
+from tests.support.own_components import SignDescent
 
 
 class UnusedParameter(LinearInjection):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -189,3 +190,10 @@ def _until(condition: Callable[[], bool], what: str, folder: Path, seconds: floa
             )
             raise RuntimeError(f"{what} does not come up:\n{logs}")
         time.sleep(0.2)
+
+
+def program(folder: Path, name: str, script: str) -> None:
+    """An executable that runs a shell script, in place of one of SLURM's programs."""
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)

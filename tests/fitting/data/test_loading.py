@@ -8,7 +8,7 @@ import pytest
 from fitting.data.loading import load_runs
 from fitting.published import GRID
 from fitting.records import RecordError, RunRecord
-from tests.fitting.test_records import record_fields
+from tests.support.run_records import record_fields
 
 HEADER = "r,size,flops_budget,flops_per_token,tokens,val_loss"
 ROW = "4,10,1e18,1e9,1e9,2.8"

@@ -17,7 +17,7 @@ from fitting.published import load_grid
 from fitting.records import RunRecord
 from fitting.report.comparison_sections import comparison_sections
 from fitting.studies.comparison import Comparison
-from tests.fitting.test_records import record_fields
+from tests.support.run_records import record_fields
 
 
 def save_runs(folder: Path, study: bool) -> None:

@@ -16,8 +16,8 @@ from looped_lm.sweeps import files
 from looped_lm.sweeps.expansion import expand
 from looped_lm.sweeps.place import Place
 from looped_lm.sweeps.planning import Planner, peak_flops
-from tests.fitting.test_records import record_fields
-from tests.looped_lm.sweeps.test_local import tiny_sweep
+from tests.support.cli_options import tiny_sweep
+from tests.support.run_records import record_fields
 
 
 def test_a_plan_tells_costs_and_writes_a_design_for_fitting(run_cli: Any, in_folder: Path) -> None:

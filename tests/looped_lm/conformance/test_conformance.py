@@ -25,11 +25,10 @@ from looped_lm import (
 from looped_lm.conformance import Candidate, ConformanceError, checks
 from looped_lm.conformance.distributed import ddp_problems
 from looped_lm.conformance.training import compiled_equals_eager
-from tests.looped_lm.loop.test_residual import LayerScale
-from tests.looped_lm.model.test_accounting import SHIPPED_ARCHITECTURES, shipped
 from tests.support import mutants
+from tests.support.own_components import GatedInjection, LastRecurrence, LayerScale, MeanLane, SignDescent
+from tests.support.shipped import SHIPPED_ARCHITECTURES, shipped
 from tests.support.tiny import tiny_trainer
-from tests.test_extension import GatedInjection, LastRecurrence, MeanLane, SignDescent
 
 COMPONENTS: dict[str, dict[str, Any]] = {
     "linear": {},

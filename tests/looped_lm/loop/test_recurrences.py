@@ -21,13 +21,13 @@ from looped_lm import (
     LogNormalPoisson,
     LoopedLM,
     PassthroughInjection,
-    RecurrenceSampler,
     SingleLane,
     TruncatedBPTT,
 )
 from looped_lm.loop.recurrences import PLANNED_STEPS, drawn
-from tests.looped_lm.model.test_transformer import INJECTIONS, reference_weights
+from tests.support.own_components import Counts
 from tests.support.reference import forward as reference
+from tests.support.reference_form import INJECTIONS, reference_weights
 from tests.support.tiny import VOCAB, perturb, tiny_lm, tiny_model, tokens
 
 # ---- Evaluation -----------------------------------------------------------------------------------------------------
@@ -164,17 +164,6 @@ def test_a_maximum_bounds_the_counts_and_changes_no_other() -> None:
 def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         LogNormalPoisson(**arguments)
-
-
-class Counts(RecurrenceSampler):
-    """Counts given one by one, the last one for ever: a curriculum."""
-
-    def __init__(self, num_recurrences: int, counts: list[Any]) -> None:
-        super().__init__(num_recurrences)
-        self.counts = counts
-
-    def sample(self, step: int) -> int:
-        return self.counts[min(step, len(self.counts) - 1)]
 
 
 @pytest.mark.parametrize("wrong", [0, 2.0, True, None])

@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 import torch
-from torch import Tensor, nn
 
-from looped_lm import LinearInjection, PlainResidual, Residual, ScaledResidual
+from looped_lm import LinearInjection, PlainResidual, ScaledResidual
 from looped_lm.model.accounting import count_parameters, flops_per_token, parameter_roles
+from tests.support.own_components import LayerScale
 from tests.support.tiny import perturb, tiny_model, tokens
 
 
@@ -36,22 +36,6 @@ def test_the_recurrent_block_alone_is_scaled_by_one_over_r() -> None:
             if name.endswith(("attn.out.weight", "mlp.fc_out.weight")):
                 p.div_(3)
     torch.testing.assert_close(scaled(inputs), plain(inputs))
-
-
-class LayerScale(Residual):
-    """A user's own: x + g ⊙ branch, a gain per channel of each branch; starts with a matrix of its own, too."""
-
-    def __init__(self, d_model: int, num_recurrences: int, start: float = 0.1) -> None:
-        super().__init__(d_model, num_recurrences)
-        self.gain = nn.Parameter(torch.full((d_model,), start))
-        self.mix = nn.Linear(d_model, d_model, bias=False)
-        nn.init.eye_(self.mix.weight)
-
-    def forward(self, x: Tensor, branch: Tensor) -> Tensor:
-        return x + self.gain * self.mix(branch)
-
-    def parameter_roles(self) -> dict[str, str]:
-        return {"mix.weight": "norm"}
 
 
 def test_a_residual_of_ones_own_enters_counts_flops_and_roles() -> None:

@@ -5,27 +5,22 @@ from __future__ import annotations
 import csv
 import statistics
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-import yaml
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from looped_lm import (
-    AdditiveInjection,
     FullBPTT,
     HyperConnectionLanes,
     Injection,
     LinearInjection,
-    LoopedTransformer,
     PassthroughInjection,
     TruncatedBPTT,
 )
-from looped_lm.configuration.config_files import LAYOUT, SHIPPED
-from looped_lm.loop.component import as_factory, as_instance
+from looped_lm.configuration.config_files import SHIPPED
 from looped_lm.model.accounting import (
     count_parameters,
     count_roles,
@@ -33,28 +28,12 @@ from looped_lm.model.accounting import (
     parameter_roles,
     reference_tokens,
 )
-from looped_lm.seams import SEAMS
 from tests.support.reference import accounting as reference
 from tests.support.reference import recipe
+from tests.support.shipped import COMBINATIONS, SEQ_LEN, SHIPPED_ARCHITECTURES, paper_model, shipped
 from tests.support.tiny import tiny_model
 
-VOCAB, SEQ_LEN = 32_001, 2048
 GRID = SHIPPED.parent / "fitting" / "published" / "iso_depth_grid.csv"
-
-
-def paper_model(size: int, r: int, **overrides: Any) -> LoopedTransformer:
-    """The paper's model of a size and recurrence count, on the meta device."""
-    prelude, recurrent, coda = (0, 20, 0) if r == 1 else (2, 16 // r, 2)
-    arguments: dict[str, Any] = dict(
-        size=size,
-        prelude_layers=prelude,
-        recurrent_layers=recurrent,
-        coda_layers=coda,
-        num_recurrences=r,
-        injection=PassthroughInjection if r == 1 else LinearInjection,
-    )
-    with torch.device("meta"):
-        return LoopedTransformer(VOCAB, SEQ_LEN, **{**arguments, **overrides})
 
 
 def grid_rows() -> list[dict[str, str]]:
@@ -135,35 +114,6 @@ def test_truncation_gives_the_published_median_ratio_of_tokens() -> None:
     ]
     assert len(ratios) == 69
     assert statistics.median(ratios) == pytest.approx(1.315, rel=0.01)
-
-
-COMBINATIONS: dict[str, dict[str, Any]] = {
-    "r1": dict(
-        prelude_layers=0, recurrent_layers=4, coda_layers=0, num_recurrences=1, injection=PassthroughInjection
-    ),
-    "linear": {},
-    "additive": dict(injection=AdditiveInjection),
-    "passthrough": dict(injection=PassthroughInjection),
-    "truncated": dict(bptt=TruncatedBPTT()),
-    "truncated additive": dict(bptt=TruncatedBPTT(1), injection=AdditiveInjection),
-    "lanes": dict(injection=PassthroughInjection, lanes=HyperConnectionLanes),
-    "lanes + linear": dict(lanes=partial(HyperConnectionLanes, num_lanes=3)),
-    "gqa": dict(n_kv_heads=1),
-}
-
-
-def shipped(config: str) -> dict[str, Any]:
-    """Arguments of the architecture that a shipped config describes."""
-    base, own = (yaml.safe_load((SHIPPED / name).read_text())["model"] for name in ("base.yaml", config))
-    arguments = {**{key: base[key] for key in (*LAYOUT, *SEAMS)}, **own}
-    for key, seam in SEAMS.items():
-        spec = arguments[key] if isinstance(arguments[key], dict) else {"class_path": arguments[key]}
-        arguments[key] = as_factory(spec) if seam.sizes else as_instance(spec)
-    del arguments["recurrences"]  # of training, not of the model
-    return arguments
-
-
-SHIPPED_ARCHITECTURES = sorted(p.name for p in SHIPPED.glob("r*.yaml"))
 
 
 @pytest.mark.parametrize("name", [*COMBINATIONS, *SHIPPED_ARCHITECTURES])

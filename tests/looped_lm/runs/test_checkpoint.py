@@ -17,26 +17,8 @@ from looped_lm.runs.checkpoint import (
     newest_whole,
     verify,
 )
+from tests.support.checkpoint_files import flip, stored
 from tests.support.tiny import tiny_lm
-
-
-def stored(path: Path, step: int, **record: Any) -> Path:
-    """A file that passes for a checkpoint of a LoopedLM."""
-    content = {
-        "state_dict": {"w": torch.arange(4000.0) + step},
-        "hyper_parameters": {},
-        "global_step": step,
-        "pytorch-lightning_version": "2.6.0",
-        "run_record": {"steps_planned": 10, "status": "stopped", **record},
-    }
-    torch.save(content, path)
-    return path
-
-
-def flip(path: Path, place: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[place] ^= 1
-    path.write_bytes(content)
 
 
 def test_a_flipped_byte_is_found_or_changes_nothing(tmp_path: Path) -> None:

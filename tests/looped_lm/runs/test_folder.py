@@ -12,7 +12,7 @@ import pytest
 from looped_lm.common.errors import UserError
 from looped_lm.runs import folder as run_folder
 from looped_lm.runs.folder import clean, held, new_version, newest_of_run, versions
-from tests.looped_lm.runs.test_checkpoint import stored
+from tests.support.checkpoint_files import stored
 
 
 def test_simultaneous_starts_get_folders_of_their_own(tmp_path: Path) -> None:

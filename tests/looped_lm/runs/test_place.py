@@ -13,7 +13,7 @@ import yaml
 
 from looped_lm.configuration.config_files import BASE
 from looped_lm.runs import folder as run_folder
-from tests.looped_lm.runs.test_checkpoint import flip
+from tests.support.checkpoint_files import flip
 from tests.support.cli_options import tiny_options
 
 CHECKPOINTS = Path("runs/r4/version_0/checkpoints")

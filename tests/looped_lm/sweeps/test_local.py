@@ -14,34 +14,9 @@ import pytest
 from fitting.records import RunRecord
 from looped_lm.sweeps.local import LocalLauncher, duration
 from looped_lm.sweeps.place import Place
+from tests.support.cli_options import tiny_sweep
 
 ROOT = Path(__file__).parents[3]
-
-
-def tiny_sweep(folder: Path, data_dir: Path, seeds: int, steps: int) -> Path:
-    """Runs of r = 1 and r = 4, d_model 64, on rows of 16 bytes."""
-    path = folder / "tiny.yaml"
-    keys = {
-        "trainer.accelerator": "cpu",
-        "data.data_dir": str(data_dir),
-        "data.tokenizer": "datamodules.ByteTokenizer",
-        "data.seq_len": 16,
-        "data.batch_size": 2,
-        "data.val_rows": 2,
-        "data.final_val_rows": 4,
-        "model.size": 1,
-        "model.head_dim": 16,
-        "model.batch_tokens": 32,
-        "model.val_every_steps": 10,
-        "model.horizon": "looped_lm.Steps",
-        "model.horizon.steps": steps,
-        "model.prelude_layers": 1,
-        "model.recurrent_layers": 1,
-        "model.coda_layers": 1,
-    }
-    grid = {"config": ["r4.yaml"], "seed_everything": list(range(1, seeds + 1))}
-    path.write_text(json.dumps({"keys": keys, "grid": grid}))
-    return path
 
 
 def drive(folder: Path, file: Path, kills: int, seed: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from looped_lm.runs.preemption import EXIT_STATUS
 from looped_lm.sweeps import worker
 from looped_lm.sweeps.place import Claimed, Place, State
 from looped_lm.sweeps.runs import Run
-from tests.fitting.test_records import record_fields
+from tests.support.run_records import record_fields
 
 RUN = Run("mine", (), {"model.size": 3}, {"model.size": 3}, ("model.size",))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ import pytest
 from looped_lm.sweeps import files, slurm
 from looped_lm.sweeps.expansion import expand
 from looped_lm.sweeps.place import Place, State
-from tests.looped_lm.sweeps.test_local import tiny_sweep
-from tests.support.slurm_cluster import Cluster
+from tests.support.cli_options import tiny_sweep
+from tests.support.slurm_cluster import Cluster, program
 
 ROOT = Path(__file__).parents[3]
 
@@ -48,12 +47,6 @@ def test_time_limits(written: Any, minutes: int) -> None:
 def test_what_is_no_time_limit_is_refused(written: Any) -> None:
     with pytest.raises(ValueError, match="is neither a number of minutes nor"):
         slurm.minutes(written)
-
-
-def program(folder: Path, name: str, script: str) -> None:
-    path = folder / name
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
 def test_runs_are_submitted_once_as_one_array(

@@ -317,7 +317,7 @@ def test_training_learns(tmp_path: Path) -> None:
 
 def test_every_parameter_gets_a_gradient_in_every_combination() -> None:
     """F25: DDP runs without find_unused_parameters."""
-    from tests.looped_lm.model.test_accounting import COMBINATIONS
+    from tests.support.shipped import COMBINATIONS
 
     for name, overrides in COMBINATIONS.items():
         lm = tiny_lm(**overrides)

@@ -19,8 +19,8 @@ from fitting.records import RunRecord
 from looped_lm import FlopsBudget, LogNormalPoisson, LoopedLM, Steps, TruncatedBPTT
 from looped_lm.loop.recurrences import drawn
 from looped_lm.model.accounting import mean_flops_per_token
-from tests.looped_lm.loop.test_recurrences import Counts
 from tests.support.cli_options import tiny_options
+from tests.support.own_components import Counts
 from tests.support.recording_logger import RecordingLogger
 from tests.support.reference import accounting as closed
 from tests.support.tiny import (

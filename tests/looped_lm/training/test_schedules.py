@@ -7,9 +7,9 @@ import pytest
 from looped_lm import FlopsBudget, HyperP, LinearSchedule, Steps, TokenBudget, TokensPerParameter
 from looped_lm.model.accounting import flops_per_token, reference_tokens
 from looped_lm.training.schedules import RunSize, accumulation
-from tests.looped_lm.model.test_accounting import SEQ_LEN, paper_model
 from tests.support.reference import accounting as closed
 from tests.support.reference import recipe
+from tests.support.shipped import SEQ_LEN, paper_model
 
 SIZE = RunSize(flops_per_token=2e6, batch_tokens=1000, n_once=300, n_rec=50, num_recurrences=4)
 
