@@ -41,7 +41,8 @@ class Parser(LightningArgumentParser):
     def dump(self, cfg: Any, **kwargs: Any) -> str:
         """What --print_config shows: the configuration that would run.
 
-        Where the callbacks are not parsed (null), as for the identity of a sweep's run, their settings stay beside them.
+        Where the callbacks are not parsed (null), as for the identity of a sweep's run, their settings stay beside
+        them.
         """
         trainer = cfg.get("trainer")
         listed = trainer is not None and trainer.callbacks is not None

@@ -11,7 +11,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from looped_lm.common.errors import UserError
 from looped_lm.common.writing import new_folder
 from looped_lm.model.transformer import LoopedTransformer
 
