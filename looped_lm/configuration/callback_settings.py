@@ -34,13 +34,19 @@ class MergeSettings(argparse.Action):
         namespace.update(values, self.dest)
 
 
-def settings(value: Any) -> Any:
-    """Settings as a file or the command line gives them, as a Namespace: the parser merges those key by key."""
-    if isinstance(value, str):
-        value = yaml.safe_load(value)
-    if not isinstance(value, Mapping):
-        return value
-    return Namespace({n: Namespace(v) if isinstance(v, Mapping) else v for n, v in value.items()})
+class Settings:
+    """Reads settings of a file or the command line as a Namespace: the parser merges those key by key."""
+
+    def __call__(self, value: Any) -> Any:
+        if isinstance(value, str):
+            value = yaml.safe_load(value)
+        if not isinstance(value, Mapping):
+            return value
+        return Namespace({n: Namespace(v) if isinstance(v, Mapping) else v for n, v in value.items()})
+
+    def __repr__(self) -> str:
+        """As `--help` names the type."""
+        return "names of classes, each with its settings or null"
 
 
 def written_as_mapping(args: list[str]) -> list[str]:

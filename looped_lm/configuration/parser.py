@@ -112,7 +112,7 @@ class LoopedCLI(LightningCLI):
             "A run's folder (runs/NAME/version_N): go on with that one.",
         )
         parser.add_argument("--callbacks",
-            action=callback_settings.MergeSettings, type=callback_settings.settings, help=callback_settings.HELP,
+            action=callback_settings.MergeSettings, type=callback_settings.Settings(), help=callback_settings.HELP,
         )  # fmt: skip
         parser.link_arguments("data.vocab_size", "model.vocab_size", apply_on="instantiate")
         parser.link_arguments("data.seq_len", "model.seq_len", apply_on="instantiate")
@@ -237,7 +237,7 @@ class LoopedCLI(LightningCLI):
             return args
         try:
             recorded = look(path).record.get("config")
-        except ValueError:  # _check_whole tells, and names a whole one.
+        except UserError:  # _check_whole tells, and names a whole one.
             return args
         if not isinstance(recorded, dict) or not all(isinstance(recorded.get(k), dict) for k in SECTIONS):
             return args
