@@ -185,6 +185,20 @@ def test_sigterm_is_no_success(run_cli: Any, monkeypatch: pytest.MonkeyPatch) ->
     assert status == 143 and "stopped by SIGTERM; resume" in out
 
 
+def test_a_worker_is_the_command_line_to_lightnings_launcher() -> None:
+    """Lightning starts the other processes of a run from `__main__` and sys.argv."""
+    code = (
+        "import sys; from looped_lm.configuration.command_line import run_as_command_line\n"
+        "status = run_as_command_line(['fit', '--model.size=0'])\n"
+        "from lightning.fabric.strategies.launchers.subprocess_script import _basic_subprocess_cmd\n"
+        "print(*_basic_subprocess_cmd()[1:]); sys.exit(status)"
+    )
+    done = in_process_of_its_own(code=code)
+    assert done.returncode == 1 and "size is 0" in done.stderr, done.stderr
+    command = f"-m looped_lm.__main__ fit --config {BASE} --model.size=0"
+    assert done.stdout.strip().endswith(command), done.stdout
+
+
 # ---- configuration files -------------------------------------------------------------------------------------------
 
 
