@@ -176,6 +176,7 @@ def test_a_new_axis_is_in_hyperparameters_records_and_counts(gate: Any) -> None:
     assert lm.hparams["gate"] == lm.model.architecture()["gate"] == SPEC
     # These are the components of the run record.
     assert lm.component_specs()["gate"] == SPEC
+    assert "ScaledGate(start=0.5)" in architecture(lm.component_specs(), 2)[0]
     assert plain.component_specs()["gate"] == {"class_path": f"{__name__}.OpenGate", "init_args": {}}
     own = 2 + 64 * 64
     assert count_parameters(lm.model).n_rec - count_parameters(plain.model).n_rec == own
