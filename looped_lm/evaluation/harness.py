@@ -13,26 +13,15 @@ from tqdm import tqdm
 from looped_lm.evaluation.scoring import Encoded, Encoder, Score, Scorer
 from looped_lm.generation import CachedDecoder, Sampling, continuation, known_ids, stream
 
-#: lm-eval's own limit on new tokens, for tasks that have none.
-NEW_TOKENS = 256
-
 
 class HarnessLM(LM):
-    """A looped model that lm-eval can ask.
+    """A looped model that lm-eval can ask; the seed is that of tasks that sample.
 
     Prompts that are too long lose tokens on their left, after BOS, as with lm-eval's own models. At most a quarter of
     the context is kept free for new tokens.
-
-    Args:
-        scorer: scores continuations and holds the model.
-        encoder: turns text into ids and limits the length of prompts.
-        num_recurrences: recurrences of every pass; None: the model's own count.
-        seed: seed of tasks that sample.
     """
 
-    def __init__(
-        self, scorer: Scorer, encoder: Encoder, num_recurrences: int | None = None, seed: int = 0
-    ) -> None:
+    def __init__(self, scorer: Scorer, encoder: Encoder, num_recurrences: int, seed: int = 0) -> None:
         super().__init__()
         self.scorer, self.encoder, self.num_recurrences, self.seed = scorer, encoder, num_recurrences, seed
         self._device = scorer.model.head.weight.device
@@ -53,15 +42,11 @@ class HarnessLM(LM):
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
         """log p in nats of whole texts, each read in windows of the context."""
+        # A window reads as many tokens as it predicts, and it does not read the last one that it predicts.
+        bos, length = self.encoder.tokenizer.bos_id, self.encoder.context - 1
         windows: list[list[Encoded]] = []
         for request in requests:
-            pieces = get_rolling_token_windows(
-                list(self.encoder.ids(request.args[0])),
-                self.encoder.tokenizer.bos_id,
-                # A window reads as many tokens as it predicts, and it does not read the last one that it predicts.
-                self.encoder.context - 1,
-                1,
-            )
+            pieces = get_rolling_token_windows(list(self.encoder.ids(request.args[0])), bos, length, 1)
             windows.append([Encoded(tuple(a), tuple(b)) for a, b in map(make_disjoint_window, pieces)])
         flat = [row for rows in windows for row in rows]
         scores = iter(self.scorer.score(flat, self.num_recurrences, "whole texts"))
@@ -89,7 +74,8 @@ class HarnessLM(LM):
         """Ids of the prompt, the limit on new tokens, the stop texts, and how tokens are chosen."""
         until = options.get("until") or ()
         until = (until,) if isinstance(until, str) else tuple(until)
-        asked = int(options.get("max_gen_toks", options.get("max_new_tokens", NEW_TOKENS)))
+        # 256 is lm-eval's own limit for tasks that have none.
+        asked = int(options.get("max_gen_toks", options.get("max_new_tokens", 256)))
         new_tokens = max(1, min(asked, self.encoder.context // 4))
         ids = (self.encoder.tokenizer.bos_id, *self.encoder.ids(context))
         temperature = float(options.get("temperature", 1.0)) if options.get("do_sample") else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import logging
 import math
@@ -21,15 +22,9 @@ from looped_lm.evaluation.suite import METRICS, OWN_NAMES, PublicTask, axis_of, 
 if TYPE_CHECKING:
     from looped_lm.evaluation.harness import HarnessLM
 
-HUB = "https://huggingface.co"
 
-
-def require_lm_eval(tasks: Iterable[PublicTask] = ()) -> None:
-    """Refuse to go on without lm-eval, which these tasks need.
-
-    Raises:
-        UserError: lm-eval is not installed.
-    """
+def require_lm_eval(tasks: Iterable[PublicTask]) -> None:
+    """Refuse to go on without lm-eval, which these tasks need."""
     if importlib.util.find_spec("lm_eval") is None:
         meant = "".join(did_you_mean(task.source, OWN_NAMES) for task in tasks)
         raise UserError(
@@ -38,13 +33,13 @@ def require_lm_eval(tasks: Iterable[PublicTask] = ()) -> None:
         )
 
 
-def hub_problem(timeout: float = 5.0) -> str | None:
+def hub_problem() -> str | None:
     """Why the Hugging Face Hub cannot be reached; None if it can be, or if there is a proxy, which alone can tell."""
     if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
         return None
-    url = urlsplit(os.environ.get("HF_ENDPOINT", HUB))
+    url = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
     try:
-        with socket.create_connection((url.hostname or "", url.port or 443), timeout):
+        with socket.create_connection((url.hostname or "", url.port or 443), timeout=5.0):
             return None
     except OSError as error:
         return f"{url.hostname} cannot be reached ({error})"
@@ -64,27 +59,18 @@ class TaskLibrary:
 
     def __init__(self) -> None:
         logging.getLogger("lm_eval").setLevel(logging.ERROR)
-        self._managers: dict[bool, Any] = {}
-
-    def _manager(self, names: bool) -> Any:
         from lm_eval.tasks import TaskManager
 
         # Names need an index of all task files, which takes a while to build; paths do not.
-        if names not in self._managers:
-            self._managers[names] = TaskManager(include_defaults=names)
-        return self._managers[names]
+        self._manager = functools.cache(lambda names: TaskManager(include_defaults=names))
 
     def refuse_unknown(self, tasks: Iterable[PublicTask]) -> None:
-        """Refuse names that lm-eval does not know, and paths without a file.
-
-        Raises:
-            UserError: there is no such task. The message gives the closest name.
-        """
+        """Refuse names that lm-eval does not know, and paths without a file."""
         for task in tasks:
             if is_task_file(task.source):
                 if not Path(task.source).is_file():
                     raise UserError(f"There is no task file {task.source!r}.")
-            elif task.source not in (known := self._manager(names=True).task_index):
+            elif task.source not in (known := self._manager(True).task_index):
                 raise UserError(
                     f"lm-eval has no task {task.source!r}.{did_you_mean(task.source, known)} `lm-eval ls tasks` lists "
                     "them; name a task file by its path (.yaml)."
@@ -92,7 +78,7 @@ class TaskLibrary:
 
     def load(self, task: PublicTask) -> dict[str, Any]:
         """lm-eval's task objects by name; a group has several. Whatever lm-eval raises is passed on."""
-        loaded = self._manager(names=not is_task_file(task.source)).load([task.source])["tasks"]
+        loaded = self._manager(not is_task_file(task.source)).load([task.source])["tasks"]
         for one in loaded.values():
             if task.shots is not None or one.get_config("num_fewshot") is None:
                 one.set_config(key="num_fewshot", value=task.shots or 0)
@@ -105,16 +91,19 @@ class TaskLibrary:
 def measure(
     task: PublicTask, library: TaskLibrary, lm: HarnessLM, limit: int | None, seed: int
 ) -> list[TaskRow]:
-    """Results of a task, or of all tasks of a group, with a refused row for each that lm-eval cannot run here.
+    """Results on `limit` examples (None: all) of a task or a group's tasks; a refused row for what cannot run here.
 
-    At most `limit` examples are measured (None: all). The seed is that of the choice of shots.
+    The seed is that of the choice of shots.
     """
-    r = lm.num_recurrences or lm.scorer.model.num_recurrences
 
     def refused(name: str, error: Exception) -> TaskRow:
         if os.environ.get("LOOPED_LM_TRACEBACK"):
             raise error
-        return TaskRow(name, axis_of(task.name), r, shots=task.shots, refused=_reason(error))
+        first = next((line for line in str(error).splitlines() if line.strip()), "no reason given")
+        reason = f"{type(error).__name__}: {first[:300]}"
+        if os.environ.get("HF_HUB_OFFLINE") == "1":
+            reason += " (no network: data must be in the cache of `datasets`)"
+        return TaskRow(name, axis_of(task.name), lm.num_recurrences, shots=task.shots, refused=reason)
 
     # Tasks are other people's code, which may raise anything.
     try:
@@ -124,25 +113,13 @@ def measure(
     rows = []
     for name, one in loaded.items():
         try:
-            rows.append(_measure(task, name, one, lm, r, limit, seed))
+            rows.append(_measure(task, name, one, lm, limit, seed))
         except Exception as error:
             rows.append(refused(name, error))
     return rows
 
 
-def _reason(error: Exception) -> str:
-    first = next((line for line in str(error).splitlines() if line.strip()), "no reason given")
-    offline = (
-        " (no network: data must be in the cache of `datasets`)"
-        if os.environ.get("HF_HUB_OFFLINE") == "1"
-        else ""
-    )
-    return f"{type(error).__name__}: {first[:300]}{offline}"
-
-
-def _measure(
-    task: PublicTask, name: str, one: Any, lm: HarnessLM, r: int, limit: int | None, seed: int
-) -> TaskRow:
+def _measure(task: PublicTask, name: str, one: Any, lm: HarnessLM, limit: int | None, seed: int) -> TaskRow:
     from lm_eval.evaluator import evaluate
 
     one.set_fewshot_seed(seed=seed)
@@ -157,7 +134,7 @@ def _measure(
     return TaskRow(
         task=name,
         axis=axis_of(task.name),
-        recurrences=r,
+        recurrences=lm.num_recurrences,
         loss=sum(score.nats for score, _ in scored) / tokens if tokens else None,
         accuracy=accuracy,
         metric=metric,

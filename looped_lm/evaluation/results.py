@@ -25,12 +25,11 @@ def parsed(text: str) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class LossRow:
-    """Validation loss at one number of recurrences, or why there is none. A loss that is not finite counts as none.
+    """Validation loss (nats per token) at one number of recurrences, or why there is none, as where it is not finite.
 
     Args:
         recurrences: recurrences of every pass.
-        loss: nats per token.
-        tokens: number of tokens in this mean.
+        loss: mean over `tokens`.
         refused: why it was not measured.
         expected: whether a component refused a number of recurrences that nobody had asked for.
     """
@@ -47,17 +46,13 @@ class LossRow:
 
 @dataclass(frozen=True)
 class TaskRow:
-    """One probe or task at one number of recurrences, or why there is no result. A loss that is not finite is none.
+    """One probe or task at one number of recurrences, or why there is no result, as where the loss is not finite.
 
     Args:
-        task: its name.
-        axis: the axis to which it belongs; None: it is not of the suite.
+        task, axis: its name, and the axis to which it belongs; None: it is not of the suite.
         recurrences: recurrences of every pass.
-        loss: of the gold continuations, in nats per token, over the tokens of all examples.
+        loss: of the gold continuations, in nats per token, over the `tokens` of all `examples`.
         accuracy: share of right answers: of gold continuations that greedy decoding gives, or a task's `metric`.
-        metric: name of the metric.
-        examples: number of examples.
-        tokens: number of tokens in all gold continuations.
         shots: solved examples that a prompt should show.
         cut: number of examples whose prompt was too long and lost something on its left.
         metrics: everything that lm-eval reports.
@@ -109,8 +104,7 @@ class Results:
 
     Args:
         about: what was evaluated, and how, in plain JSON types.
-        losses: validation loss over recurrences.
-        tasks: probes and tasks.
+        losses, tasks: the rows so far.
         finished: whether everything that was asked for has been tried.
     """
 
@@ -122,7 +116,7 @@ class Results:
     @property
     def complete(self) -> bool:
         """Whether everything that was asked for was measured."""
-        missing = [row for row in self.losses if row.refused and not row.expected]
+        missing = any(row.refused and not row.expected for row in self.losses)
         return self.finished and not missing and not any(row.refused for row in self.tasks)
 
     def axes(self) -> list[Axis]:
@@ -131,7 +125,7 @@ class Results:
         for axis, names in AXES.items():
             for r in dict.fromkeys(row.recurrences for row in self.tasks if row.axis == axis):
                 rows = [t for t in self.tasks if (t.axis, t.recurrences) == (axis, r) and t.refused is None]
-                loss, accuracy = mean([t.loss for t in rows]), mean([t.accuracy for t in rows])
+                loss, accuracy = _mean([t.loss for t in rows]), _mean([t.accuracy for t in rows])
                 found.append(Axis(axis, r, loss, accuracy, len(rows), len(names)))
         return found
 
@@ -152,18 +146,18 @@ class Results:
     def table(self) -> str:
         """All rows as text, then what was not measured, with the reasons."""
         losses = [
-            [str(row.recurrences), number(row.loss), f"{row.tokens:,}"]
+            [str(row.recurrences), _number(row.loss), f"{row.tokens:,}"]
             for row in self.losses
             if row.loss is not None
         ]
         tasks = [
-            [t.task, str(t.recurrences), number(t.loss), number(t.accuracy), t.metric or "-"]
+            [t.task, str(t.recurrences), _number(t.loss), _number(t.accuracy), t.metric or "-"]
             + [str(t.examples), str(t.shots), str(t.cut)]
             for t in self.tasks
             if t.refused is None
         ]
         axes = [
-            [a.axis, str(a.recurrences), number(a.loss), number(a.accuracy), f"{a.tasks} of {a.of}"]
+            [a.axis, str(a.recurrences), _number(a.loss), _number(a.accuracy), f"{a.tasks} of {a.of}"]
             for a in self.axes()
             if a.tasks
         ]
@@ -172,19 +166,20 @@ class Results:
             (["task", "r", "loss", "accuracy", "by", "examples", "shots", "cut"], tasks, 1),
             (["axis (macro-average)", "r", "loss", "accuracy", "tasks"], axes, 1),
         )
-        every = [("validation loss", row.recurrences, row.refused) for row in self.losses]
-        every += [(row.task, row.recurrences, row.refused) for row in self.tasks]
-        refused = [f"not measured: {name} at r = {r}: {reason}" for name, r, reason in every if reason]
         parts = [aligned(header, rows, left) for header, rows, left in tables if rows]
+        every: list[LossRow | TaskRow] = [*self.losses, *self.tasks]
+        refused = [
+            f"not measured: {getattr(row, 'task', 'validation loss')} at r = {row.recurrences}: {row.refused}"
+            for row in every
+            if row.refused
+        ]
         return "\n\n".join(filter(None, [*parts, "\n".join(refused)]))
 
 
-def mean(values: Sequence[float | None]) -> float | None:
-    """Mean of the values that are not None; None if there are none."""
+def _mean(values: Sequence[float | None]) -> float | None:
     there = [v for v in values if v is not None]
     return sum(there) / len(there) if there else None
 
 
-def number(value: float | None) -> str:
-    """A number with four decimals, or a dash."""
+def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"

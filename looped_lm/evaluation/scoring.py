@@ -24,8 +24,7 @@ from looped_lm.sharing.load import TextTokenizer
 class Encoded:
     """Token ids of a prompt, BOS first, and of its continuation; `cut` says whether the prompt lost something.
 
-    `end` is the token with which greedy decoding must go on, so that it says the continuation and no more. It counts
-    for nothing else, and it may be missing.
+    `end`, if there is one, is the token with which greedy decoding must go on. It counts for nothing else.
     """
 
     prompt: tuple[int, ...]
@@ -44,12 +43,9 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Score:
-    """The score of a continuation.
+    """-log p of a whole continuation in nats, the number of its tokens, and whether greedy decoding gives it.
 
-    Args:
-        nats: -log p of the whole continuation.
-        tokens: number of its tokens.
-        greedy: whether greedy decoding gives it: each of its tokens, and its end if it has one, is the most likely one.
+    It does if each of the tokens, and the end if there is one, is the most likely one.
     """
 
     nats: float
@@ -60,12 +56,8 @@ class Score:
 class Encoder:
     """Turns text into ids that fit into a model's context.
 
-    Args:
-        tokenizer: the model's tokenizer.
-        context: largest number of tokens of prompt and continuation together.
-
     Raises:
-        UserError: the context is below 2.
+        UserError: the context, the largest number of tokens of prompt and continuation together, is below 2.
     """
 
     def __init__(self, tokenizer: TextTokenizer, context: int) -> None:
@@ -75,7 +67,7 @@ class Encoder:
 
     def ids(self, text: str) -> tuple[int, ...]:
         """Ids of a text, without BOS."""
-        return tuple(int(i) for i in self.tokenizer.encode([text])[0])
+        return tuple(map(int, self.tokenizer.encode([text])[0]))
 
     def pair(self, prompt: str, continuation: str, end: str = "") -> Encoded:
         """Ids of both as one text, divided where the prompt ends, and the first token of the end. Nothing is cut.
@@ -114,7 +106,7 @@ class Scorer:
     """Scores continuations, in batches of rows of similar length.
 
     Args:
-        model: predicts the tokens; it stays on its device and in its mode.
+        model: stays on its device and in its mode.
         batch_size: rows of one pass.
         forward_context: the context of every pass, such as autocast.
 
@@ -137,13 +129,10 @@ class Scorer:
     ) -> list[Score]:
         """Scores of the rows, in their order, from one forward pass over each.
 
-        Args:
-            rows: prompts and continuations.
-            num_recurrences: recurrences of every pass; None: the model's own count.
-            title: title of the progress bar; None: no bar.
+        `title` is that of the progress bar; None: no bar.
 
         Raises:
-            UserError: the model does not know an id, or it cannot run the count.
+            UserError: the model does not know an id, or it cannot run the number of recurrences.
         """
         if not rows:
             return []

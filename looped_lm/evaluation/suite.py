@@ -17,10 +17,9 @@ OWN_TASKS = Path(__file__).parent / "tasks"
 
 @dataclass(frozen=True)
 class PublicTask:
-    """A task of lm-eval.
+    """A task of lm-eval, by the name that users and results have for it.
 
     Args:
-        name: what users and results call it.
         shots: solved examples in a prompt; None: as the task says.
         metric: lm-eval's metric that is shown as accuracy; None: the first of `METRICS` that the task has.
         scale: factor that brings the metric into [0, 1].
@@ -113,10 +112,9 @@ def select(names: Sequence[str]) -> Selection:
     return Selection(
         RECURRENCES in wanted,
         tuple(probes[name] for name in parts if name in probes),
-        tuple(tasks.get(name) or _outside(name) for name in parts if name not in probes),
+        tuple(
+            tasks.get(name) or PublicTask(Path(name).stem if is_task_file(name) else name, spec=name)
+            for name in parts
+            if name not in probes
+        ),
     )
-
-
-def _outside(name: str) -> PublicTask:
-    """A task outside the suite, by its name in lm-eval or the path of its file."""
-    return PublicTask(Path(name).stem if is_task_file(name) else name, spec=name)

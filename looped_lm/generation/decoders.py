@@ -21,7 +21,7 @@ def check_ids(model: LoopedTransformer, ids: Sequence[int]) -> None:
     """Refuse tokens for which the model has no embedding.
 
     Raises:
-        UserError: an id is outside the vocabulary. The message gives the range of the ids and that of the model.
+        UserError: an id is outside the vocabulary.
     """
     if not 0 <= min(ids) <= max(ids) < model.vocab_size:
         raise UserError(

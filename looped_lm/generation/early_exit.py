@@ -65,26 +65,19 @@ class EarlyExit:
 
     Args:
         rule: says when a row leaves.
+        live: bool (B,); rows that are not live leave after the first recurrence.
         on_exit: called as `on_exit(leaving, i)` with the rows, bool (B,), that leave after recurrence `i`.
     """
 
-    def __init__(self, rule: ExitRule, on_exit: Callable[[Tensor, int], None]) -> None:
-        self.rule, self._on_exit = rule, on_exit
-        #: Rows that still run, bool (B,).
-        self.active: Tensor
-        #: Recurrences (B,) that each row has run in this pass.
-        self.used: Tensor
+    def __init__(self, rule: ExitRule, live: Tensor, on_exit: Callable[[Tensor, int], None]) -> None:
+        self.rule, self._live, self._on_exit = rule, live, on_exit
+        #: Rows that still run, bool (B,), and the recurrences (B,) that each row has run.
+        self.active = torch.ones_like(live)
+        self.used = torch.zeros_like(live, dtype=torch.int64)
+        self.some_left = False
         #: What the coda reads (B,1,d): the state with which each row left, or its newest one.
         self.output: Tensor
         self._before: Tensor
-        self.some_left = False
-
-    def begin(self, rows: int, device: torch.device, live: Tensor | None) -> None:
-        """Start a pass. Rows that are not `live` leave after the first recurrence."""
-        self.active = torch.ones(rows, dtype=torch.bool, device=device)
-        self.used = torch.zeros(rows, dtype=torch.int64, device=device)
-        self._live = self.active if live is None else live
-        self.some_left = False
 
     def settled(self, i: int, state: Tensor, logits: Callable[[Tensor], Tensor]) -> bool:
         """Take note of the state (B,1,d) after recurrence `i`; returns whether all rows have left."""

@@ -52,9 +52,7 @@ class Sampling:
         return [torch.Generator(device).manual_seed(self.seed * 2**31 + row) for row in range(rows)]
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """The distribution (B,V) to draw from; at temperature 0, all of it is on the most likely token."""
-        if self.temperature == 0:
-            return torch.zeros_like(logits).scatter_(-1, logits.argmax(dim=-1, keepdim=True), 1.0)
+        """The distribution (B,V) to draw from at a temperature above 0."""
         # Relative to the largest, so that a tiny temperature does not overflow.
         logits = (logits - logits.amax(dim=-1, keepdim=True)) / max(self.temperature, _COLDEST)
         if self.top_k is not None and self.top_k < logits.shape[-1]:

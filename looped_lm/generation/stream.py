@@ -95,12 +95,9 @@ class Generated:
     @classmethod
     def collect(cls, steps: Iterator[Step]) -> Generated:
         """All steps of a stream, by row."""
-        rows = [(s.tokens, s.log_probs, s.recurrences) for s in steps]
-        columns = [
-            [[x for x in row if x is not None] for row in zip(*c, strict=True)]
-            for c in zip(*rows, strict=True)
-        ]
-        return cls(*columns)
+        columns = zip(*((s.tokens, s.log_probs, s.recurrences) for s in steps), strict=True)
+        by_row = (zip(*column, strict=True) for column in columns)
+        return cls(*([[x for x in row if x is not None] for row in rows] for rows in by_row))
 
 
 @dataclass(frozen=True)

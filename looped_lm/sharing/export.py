@@ -29,8 +29,7 @@ def save_pretrained(model: LoopedTransformer, folder: str | Path, tokenizer: Any
     Args:
         model: the model.
         folder: must not exist.
-        tokenizer: an object with `serialized()` (file name, content) and `settings()` (class_path and more), as
-            `datamodules.Tokenizer` has; None: the folder has none.
+        tokenizer: as `load.TextTokenizer` describes; None: the folder has none.
 
     Raises:
         UserError: there is something at `folder`.

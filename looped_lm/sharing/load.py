@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import yaml
 
 from looped_lm.common.errors import UserError, for_users
-from looped_lm.loop.component import Component, Spec, as_instance, import_class
+from looped_lm.loop.component import Component, as_instance, import_class
 from looped_lm.model.transformer import LoopedTransformer
 from looped_lm.runs.checkpoint import compare_tensors, look, verify
 from looped_lm.seams import SEAMS, before
@@ -25,30 +25,26 @@ if TYPE_CHECKING:
 
 
 class TextTokenizer(Protocol):
-    """What is needed of a tokenizer; `datamodules.Tokenizer` has it."""
+    """What is needed of a tokenizer; `datamodules.Tokenizer` has it.
+
+    `encode` leaves BOS out, `serialized` gives file name and content of the stored form, and `settings` class_path and
+    what else the class's `load(folder, settings)` needs.
+    """
 
     vocab_size: int
     bos_id: int
 
-    def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
-        """Ids of each text, without BOS."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of the ids."""
-
-    def serialized(self) -> tuple[str, bytes]:
-        """(file name, content) of its stored form."""
-
-    def settings(self) -> dict[str, Any]:
-        """class_path and what else its class's `load(folder, settings)` needs."""
+    def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]: ...
+    def decode(self, ids: Sequence[int]) -> str: ...
+    def serialized(self) -> tuple[str, bytes]: ...
+    def settings(self) -> dict[str, Any]: ...
 
 
 def load_model(path: str | Path) -> LoopedTransformer:
     """The model of a checkpoint, or of a folder written by `export`, on the CPU.
 
     Raises:
-        UserError: there is nothing at `path`.
-        UserError: it is neither.
+        UserError: there is nothing at `path`, or it is neither.
     """
     # A folder needs no Lightning.
     return load_pretrained(path).eval() if Path(path).is_dir() else load_lm(path).model.eval()
@@ -60,8 +56,7 @@ def load_lm(path: str | Path) -> LoopedLM:
     The recipe of the latter is a placeholder: it is for evaluation.
 
     Raises:
-        UserError: there is nothing at `path`.
-        UserError: it is neither.
+        UserError: there is nothing at `path`, or it is neither.
     """
     from looped_lm.training.lightning_module import LoopedLM
 
@@ -88,12 +83,8 @@ def load_lm(path: str | Path) -> LoopedLM:
         raise UserError(f"{path} cannot be loaded into a LoopedLM: {error}.") from error
 
 
-def read_config(folder: str | Path) -> dict[str, Any]:
-    """config.json of a folder that `save_pretrained` wrote.
-
-    Raises:
-        UserError: no such folder, or of another format or version.
-    """
+def _read_config(folder: str | Path) -> dict[str, Any]:
+    """config.json of a folder that `save_pretrained` wrote."""
     path = Path(folder) / CONFIG
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -114,9 +105,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 def load_pretrained(folder: str | Path, **overrides: Any) -> LoopedTransformer:
     """The model in a folder that `save_pretrained` wrote, on the CPU, with the dtypes it was saved with.
 
-    Args:
-        folder: the folder.
-        overrides: arguments of LoopedTransformer that change nothing in the weights (recompute, bptt, ...).
+    `overrides` are arguments of LoopedTransformer that change nothing in the weights (recompute, bptt, ...).
 
     Raises:
         UserError: no such folder, arguments or components that are not known here, or weights of another architecture.
@@ -141,7 +130,7 @@ def load_pretrained(folder: str | Path, **overrides: Any) -> LoopedTransformer:
 
 
 def _architecture(folder: Path) -> dict[str, Any]:
-    stored = read_config(folder).get("architecture")
+    stored = _read_config(folder).get("architecture")
     known = set(inspect.signature(LoopedTransformer).parameters)
     given = set(stored) if isinstance(stored, dict) else set()
     later = {key: spec for key, spec in before().items() if key in known}
@@ -153,22 +142,18 @@ def _architecture(folder: Path) -> dict[str, Any]:
     stored = {**later, **stored}
     for key, seam in SEAMS.items():
         if key in stored:
-            refuse_foreign(stored[key], seam.base, f"{folder / CONFIG}: {key}")
+            _refuse_foreign(stored[key], seam.base, f"{folder / CONFIG}: {key}")
     return stored
 
 
-def refuse_foreign(spec: Spec | Any, base: type, where: str) -> None:
-    """Refuse a class path that names no component: a shared file must not make us call just anything.
-
-    Raises:
-        UserError: naming the class path.
-    """
+def _refuse_foreign(spec: Any, base: type, where: str) -> None:
+    """Refuse a class path that names no component: a shared file must not make us call just anything."""
     path = spec.get("class_path") if isinstance(spec, Mapping) else None
     found = import_class(path) if isinstance(path, str) else None
     if not (inspect.isclass(found) and issubclass(found, base)):
         raise UserError(f"{where} is {path!r}, which is no {base.__name__}.")
     for value in _nested(spec.get("init_args") or {}):
-        refuse_foreign(value, Component, f"{where}, an argument of {path},")
+        _refuse_foreign(value, Component, f"{where}, an argument of {path},")
 
 
 def _nested(value: Any) -> list[Mapping[str, Any]]:
@@ -177,24 +162,6 @@ def _nested(value: Any) -> list[Mapping[str, Any]]:
             return [value]
         return [spec for v in value.values() for spec in _nested(v)]
     return [spec for v in value for spec in _nested(v)] if isinstance(value, list) else []
-
-
-def load_data(path: str | Path, given: str | None = None) -> LightningDataModule:
-    """The data module that a model was trained with, set up for validation.
-
-    Args:
-        path: checkpoint, which names its data in the run record, or exported folder, which does not. The embedded
-            corpus is prepared first where it is not there yet.
-        given: class path of another data module, or class_path and init_args as YAML.
-
-    Raises:
-        UserError: it is not known, or not at hand.
-    """
-    way_out = (
-        "Name some by --data, such as "
-        "'{class_path: datamodules.TokenDataModule, init_args: {data_dir: my_data, seq_len: 256}}'."
-    )
-    return _data(path, given, "validate", way_out)
 
 
 def recorded_config(path: str | Path) -> dict[str, Any]:
@@ -207,21 +174,32 @@ def recorded_config(path: str | Path) -> dict[str, Any]:
 
 
 def names_data(path: str | Path) -> bool:
-    """Whether a checkpoint says what data it was trained on; exported folders and converted checkpoints do not.
-
-    Raises:
-        UserError: the file cannot be read, or is no checkpoint.
-    """
+    """Whether a `recorded_config` names its data; exported folders and converted checkpoints do not."""
     return bool((recorded_config(path).get("data") or {}).get("class_path"))
 
 
-def _data(path: str | Path, given: str | None, stage: str, way_out: str) -> LightningDataModule:
+def load_data(
+    path: str | Path,
+    given: str | None = None,
+    stage: str = "validate",
+    way_out: str = "Name some by --data, such as "
+    "'{class_path: datamodules.TokenDataModule, init_args: {data_dir: my_data, seq_len: 256}}'.",
+) -> LightningDataModule:
+    """The data module that a model was trained with, set up for Lightning's `stage`.
+
+    Args:
+        path: checkpoint, which names its data in the run record, or exported folder, which does not. The embedded
+            corpus is prepared first where it is not there yet.
+        given: class path of another data module, or class_path and init_args as YAML.
+
+    Raises:
+        UserError: it is not known, or not at hand; the message ends with the way out.
+    """
     if given is None and not names_data(path):
         raise UserError(f"{path} does not say what data it was trained on. {way_out}")
     with _at_hand(f"The data of {path}", way_out):
-        data: LightningDataModule = as_instance(
-            recorded_config(path)["data"] if given is None else _spec(given)
-        )
+        spec = recorded_config(path)["data"] if given is None else _spec(given)
+        data: LightningDataModule = as_instance(spec)
         data.prepare_data()
         data.setup(stage)
     return data
@@ -255,10 +233,9 @@ def load_tokenizer(path: str | Path, given: str | None = None, data: str | None 
     """The tokenizer that a model was trained with.
 
     Args:
-        path: checkpoint or exported folder. A checkpoint names its data in the run record, and the data its tokenizer;
-            the embedded corpus is prepared first where it is not there yet.
+        path: checkpoint, whose data has the tokenizer, or exported folder.
         given: class path of another, or class_path and init_args as YAML.
-        data: a data module whose tokenizer it is, where a file names none itself, as `load_data` takes it.
+        data: data module, as `load_data` takes it, whose tokenizer is taken where the file names none.
 
     Raises:
         UserError: there is none to be found, or not the one that the file names.
@@ -276,12 +253,12 @@ def load_tokenizer(path: str | Path, given: str | None = None, data: str | None 
     )
     path = Path(path)
     if path.is_dir():
-        settings = read_config(path).get("tokenizer")
+        settings = _read_config(path).get("tokenizer")
         if settings is not None:
             return _exported_tokenizer(path, settings, way_out)
         if data is None:
             raise UserError(f"{path} was exported without a tokenizer. {way_out}")
-    module = _data(path, None if path.is_file() and names_data(path) else data, "predict", way_out)
+    module = load_data(path, None if path.is_file() and names_data(path) else data, "predict", way_out)
     if not hasattr(module, "load_tokenizer"):
         raise UserError(f"{path} was trained on {type(module).__name__}, which knows no tokenizer. {way_out}")
     with _at_hand(f"The tokenizer of {path}", way_out):
@@ -289,7 +266,7 @@ def load_tokenizer(path: str | Path, given: str | None = None, data: str | None 
 
 
 def _exported_tokenizer(folder: Path, settings: Any, way_out: str) -> TextTokenizer:
-    """The tokenizer beside an exported model. A shared folder must not make us call just anything."""
+    """The tokenizer beside an exported model, from a class of tokenizers and nothing else."""
     name = settings.get("class_path") if isinstance(settings, dict) else None
     found = import_class(name) if isinstance(name, str) else None
     needed = ("encode", "decode", "serialized", "load")
@@ -311,12 +288,8 @@ def _exported_tokenizer(folder: Path, settings: Any, way_out: str) -> TextTokeni
 
 
 def refuse_other_tokenizer(path: str | Path, data: LightningDataModule) -> None:
-    """Refuse data of another tokenizer than an exported folder's; a checkpoint's data module compares by itself.
-
-    Raises:
-        UserError: they differ.
-    """
-    settings = read_config(Path(path)).get("tokenizer") if Path(path).is_dir() else None
+    """Refuse data of another tokenizer than an exported folder's; a checkpoint's data module compares by itself."""
+    settings = _read_config(path).get("tokenizer") if Path(path).is_dir() else None
     if not settings or "sha256" not in settings or not hasattr(data, "load_tokenizer"):
         return
     found = sha256(data.load_tokenizer())

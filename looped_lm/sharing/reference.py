@@ -56,16 +56,10 @@ CONFIG_KEYS = (
 )  # fmt: skip
 
 
-def refuse_other_keys(what: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Name keys that are unknown or missing.
-
-    Raises:
-        UserError: there are some.
-    """
-    unknown, missing = sorted(set(given) - set(known)), sorted(set(known) - set(given))
-    parts = [f"unknown: {', '.join(unknown)}"] * bool(unknown) + [f"missing: {', '.join(missing)}"] * bool(
-        missing
-    )
+def _refuse_other_keys(what: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Name keys that are unknown or missing."""
+    differing = {"unknown": set(given) - set(known), "missing": set(known) - set(given)}
+    parts = [f"{kind}: {', '.join(sorted(keys))}" for kind, keys in differing.items() if keys]
     if parts:
         raise UserError(f"{what} does not have the reference code's keys; {'; '.join(parts)}.")
 
@@ -91,7 +85,7 @@ def architecture_from_reference(config: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: keys that are unknown or missing, or an injection that is.
     """
-    refuse_other_keys("model_config", config, CONFIG_KEYS)
+    _refuse_other_keys("model_config", config, CONFIG_KEYS)
     kind = config["input_injection"]
     if kind not in _INJECTIONS:
         raise UserError(f"input_injection is {kind!r}; known are {', '.join(_INJECTIONS)}.")
@@ -102,7 +96,7 @@ def architecture_from_reference(config: Mapping[str, Any]) -> dict[str, Any]:
     if width % heads:
         raise UserError(f"n_embd {width} is no multiple of n_head {heads}.")
     injection, lanes = _INJECTIONS[kind]
-    several = lanes is HyperConnectionLanes
+    several = {"num_lanes": config["num_lanes"]} if lanes is HyperConnectionLanes else {}
     return {
         "vocab_size": config["vocab_size"],
         "seq_len": config["sequence_len"],
@@ -114,7 +108,7 @@ def architecture_from_reference(config: Mapping[str, Any]) -> dict[str, Any]:
         "coda_layers": config["n_coda"],
         "num_recurrences": r,
         "injection": _spec(injection),
-        "lanes": _spec(lanes, num_lanes=config["num_lanes"]) if several else _spec(lanes),
+        "lanes": _spec(lanes, **several),
         "bptt": _spec(FullBPTT) if window is None or window >= r else _spec(TruncatedBPTT, window=window),
         "logit_softcap": float(config["logit_softcap"]),
         "rope_bf16": True,
@@ -122,21 +116,17 @@ def architecture_from_reference(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_other_numbers(key: str, value: Any) -> None:
-    """Refuse a value that a key of a model_config cannot have.
-
-    Raises:
-        UserError: naming key and value.
-    """
+    """Refuse a value that a key of a model_config cannot have."""
     if key == "input_injection" or (key == "bptt_k" and value is None):
         return
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if key in ("size", "logit_softcap"):
-        if not (number and value > 0):
-            raise UserError(f"{key} is {value!r}; it must be a positive number.")
-        return
-    least = 0 if key in ("n_prelude", "n_coda") else 1
-    if not (number and value == int(value) and value >= least):
-        raise UserError(f"{key} is {value!r}; it must be a whole number of at least {least}.")
+        right, kind = number and value > 0, "a positive number"
+    else:
+        least = 0 if key in ("n_prelude", "n_coda") else 1
+        right, kind = number and value == int(value) >= least, f"a whole number of at least {least}"
+    if not right:
+        raise UserError(f"{key} is {value!r}; it must be {kind}.")
 
 
 def _spec(component: type, **init_args: Any) -> Spec:
@@ -153,13 +143,8 @@ def tensors_from_reference(tensors: Mapping[str, Tensor], model: LoopedTransform
     if len(plain) != len(tensors):
         raise UserError(f"Some tensors are there both with and without {_COMPILED}: leave one of each out.")
     names = {name: reference_name(name) for name in model.state_dict()}
-    refuse_other_keys("The checkpoint", plain, names.values())
+    _refuse_other_keys("The checkpoint", plain, names.values())
     return {name: plain[theirs] for name, theirs in names.items()}
-
-
-def tensors_to_reference(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The reference code's tensors from our state dict (names without `model.`)."""
-    return {reference_name(name): tensor for name, tensor in tensors.items()}
 
 
 def config_to_reference(model: LoopedTransformer) -> dict[str, Any]:
