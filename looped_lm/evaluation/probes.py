@@ -1,7 +1,7 @@
 """Synthetic probes of in-context reasoning: texts made from a seed, the same on every machine.
 
-Source: the reasoning primitives of arXiv 2604.21106 (downstream suite). The wording around the assignments is ours, so
-results can be compared with each other but not with the paper's.
+Source: the reasoning primitives of arXiv 2604.21106 (downstream suite). The wording around the assignments is ours:
+compare results with each other, not with the paper's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Example:
         query: text up to where the answer begins.
         answer: the gold continuation, including the space before it.
         shots: solved examples to put before the query; the last one comes next to it.
-        end: what follows the answer if the model stops there; empty if no answer is the beginning of another one.
+        end: what follows the answer if the model stops there; empty if no answer begins another one.
     """
 
     query: str
@@ -51,11 +51,7 @@ class Probe:
     shots: int
 
     def examples(self, count: int, seed: int) -> list[Example]:
-        """The first `count` examples of a seed. Asking for more of them does not change the first ones.
-
-        Raises:
-            UserError: the count is below 1.
-        """
+        """The first `count` (at least 1) examples of a seed, which do not depend on the count."""
         if count < 1:
             raise UserError(f"{count} examples were asked for; ask for at least 1.")
         found = []
@@ -67,7 +63,7 @@ class Probe:
 
 
 def induction_head(rng: random.Random) -> Example:
-    """Eight lines "key -> value" of 4 and 3 random letters, all keys distinct, then one of the keys again and "->"."""
+    """Eight lines "key -> value" of 4 and 3 random letters, keys distinct, then one of the keys and "->"."""
     pairs: dict[str, str] = {}
     while len(pairs) < 8:
         key = _letters(rng, 4)
@@ -81,11 +77,11 @@ def induction_head(rng: random.Random) -> Example:
 def variable_assignment(depth: int, write: Callable[[list[tuple[str, str]], str], str]) -> Callable:
     """A way to draw examples of five variables, whose values are distinct integers from 1 to 25.
 
-    So an answer tells which variable was looked up, and since 22 begins with 2, it is right only together with its end.
+    So an answer tells which variable was looked up. As 22 begins with 2, it is right only with its end.
 
     Args:
-        depth: 0 asks about a variable, 1 about one of five aliases, which stand for the variables in a random order.
-        write: gives the text of the assignments (name, right-hand side), in order, and of the question about a name.
+        depth: 0 asks about a variable, 1 about one of five aliases of the variables, in a random order.
+        write: gives the text of the assignments (name, right-hand side) and of the question about a name.
     """
 
     def draw(rng: random.Random) -> Example:

@@ -34,7 +34,7 @@ def require_lm_eval(tasks: Iterable[PublicTask]) -> None:
 
 
 def hub_problem() -> str | None:
-    """Why the Hugging Face Hub cannot be reached; None if it can be, or if there is a proxy, which alone can tell."""
+    """Why the Hugging Face Hub cannot be reached; None if it can be, or if only a proxy can tell."""
     if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
         return None
     url = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
@@ -46,7 +46,7 @@ def hub_problem() -> str | None:
 
 
 def leave_hub_alone() -> None:
-    """Read data from the local cache alone. Each task would otherwise try the network for half a minute."""
+    """Read data from the local cache alone: each task would try the network for half a minute."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     # Modules that are loaded already have read the environment.
     for name in ("huggingface_hub.constants", "datasets.config"):
@@ -77,13 +77,13 @@ class TaskLibrary:
                 )
 
     def load(self, task: PublicTask) -> dict[str, Any]:
-        """lm-eval's task objects by name; a group has several. Whatever lm-eval raises is passed on."""
+        """lm-eval's task objects by name; a group has several. Its errors are passed on."""
         loaded = self._manager(not is_task_file(task.source)).load([task.source])["tasks"]
         for one in loaded.values():
             if task.shots is not None or one.get_config("num_fewshot") is None:
                 one.set_config(key="num_fewshot", value=task.shots or 0)
             if not (one.has_training_docs() or one.has_validation_docs()):
-                # Shots come from the documents of the questions. Knowing this, lm-eval leaves out the one that it asks.
+                # Shots come from the documents of the questions; lm-eval then leaves out the one that it asks.
                 one.fewshot_cfg.split = one.config.test_split
         return loaded
 
@@ -91,9 +91,9 @@ class TaskLibrary:
 def measure(
     task: PublicTask, library: TaskLibrary, lm: HarnessLM, limit: int | None, seed: int
 ) -> list[TaskRow]:
-    """Results on `limit` examples (None: all) of a task or a group's tasks; a refused row for what cannot run here.
+    """Results of a task, or of all of a group, on `limit` examples (None: all); the seed chooses the shots.
 
-    The seed is that of the choice of shots.
+    What lm-eval cannot run here has a refused row.
     """
 
     def refused(name: str, error: Exception) -> TaskRow:
@@ -149,8 +149,8 @@ def _measure(task: PublicTask, name: str, one: Any, lm: HarnessLM, limit: int | 
 def gold_continuation(task: Any, sample: Mapping[str, Any]) -> tuple[str, str] | None:
     """(context, gold continuation) of a logged sample; None if the task has none (whole texts).
 
-    Of several right answers the first counts. For a task that generates, the gold continuation is what its shots show:
-    the task's delimiter, then the target.
+    Of several right answers the first counts. A task that generates shows in its shots what would be right: its
+    delimiter, then the target.
     """
     arguments, target = sample["arguments"], sample["target"]
     if task.OUTPUT_TYPE == "loglikelihood_rolling":
@@ -168,7 +168,7 @@ def gold_continuation(task: Any, sample: Mapping[str, Any]) -> tuple[str, str] |
 
 
 def accuracy_of(metrics: Mapping[str, float], task: PublicTask) -> tuple[str | None, float | None]:
-    """Name and value, in [0, 1], of the metric that counts right answers; (None, None) if there is none."""
+    """Name and value, in [0, 1], of the metric that counts right answers, or twice None."""
     for wanted in (task.metric,) if task.metric else METRICS:
         for key, value in metrics.items():
             if key.partition(",")[0] == wanted:
@@ -177,7 +177,7 @@ def accuracy_of(metrics: Mapping[str, float], task: PublicTask) -> tuple[str | N
 
 
 def plain(found: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers among lm-eval's results, by "metric,filter". What it could not compute is left out."""
+    """The finite numbers among lm-eval's results, by "metric,filter"."""
     return {
         key: float(value)
         for key, value in found.items()

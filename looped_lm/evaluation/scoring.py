@@ -22,9 +22,9 @@ from looped_lm.sharing.load import TextTokenizer
 
 @dataclass(frozen=True)
 class Encoded:
-    """Token ids of a prompt, BOS first, and of its continuation; `cut` says whether the prompt lost something.
+    """Token ids of a prompt, BOS first, and of its continuation; `cut`: the prompt lost something.
 
-    `end`, if there is one, is the token with which greedy decoding must go on. It counts for nothing else.
+    `end`, if there is one, is the token with which greedy decoding must go on; it counts for nothing else.
     """
 
     prompt: tuple[int, ...]
@@ -43,10 +43,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Score:
-    """-log p of a whole continuation in nats, the number of its tokens, and whether greedy decoding gives it.
-
-    It does if each of the tokens, and the end if there is one, is the most likely one.
-    """
+    """-log p (nats) of a continuation of `tokens` tokens; whether greedy decoding gives it and its end."""
 
     nats: float
     tokens: int
@@ -54,11 +51,7 @@ class Score:
 
 
 class Encoder:
-    """Turns text into ids that fit into a model's context.
-
-    Raises:
-        UserError: the context, the largest number of tokens of prompt and continuation together, is below 2.
-    """
+    """Turns text into ids that fit into the context, of at least 2 tokens."""
 
     def __init__(self, tokenizer: TextTokenizer, context: int) -> None:
         if context < 2:
@@ -70,9 +63,9 @@ class Encoder:
         return tuple(map(int, self.tokenizer.encode([text])[0]))
 
     def pair(self, prompt: str, continuation: str, end: str = "") -> Encoded:
-        """Ids of both as one text, divided where the prompt ends, and the first token of the end. Nothing is cut.
+        """Ids of both as one text, divided where the prompt ends, and the first token of the end; all uncut.
 
-        A tokenizer may join the two across the border. Each is then encoded by itself.
+        Where a tokenizer joins the two across the border, each is encoded by itself.
         """
         text = prompt + continuation
         first, both = self.ids(prompt), self.ids(text)
@@ -85,7 +78,7 @@ class Encoder:
         return self.ids(text) if joined else whole[len(before) :]
 
     def cut(self, encoded: Encoded, room: int = 0) -> Encoded:
-        """What fits into the context and leaves `room` tokens free. The prompt loses tokens on its left, after BOS.
+        """What fits and leaves `room` tokens free. The prompt loses tokens on its left, after BOS.
 
         Raises:
             UserError: the continuation alone is too long.
@@ -158,7 +151,7 @@ class Scorer:
         owner = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(lengths))
         where = torch.cat([torch.arange(len(row.prompt), len(row)) for row in rows])
         gold = tokens[owner, where].to(device)
-        # Padding is on the right, where earlier tokens do not look. Compiled layers would be compiled for every length.
+        # Earlier tokens do not see the padding. Eager: layers would be compiled anew for every length.
         with self.forward_context(), torch.compiler.set_stance("force_eager"):
             hidden = self.model.hidden(tokens.to(device), num_recurrences)
             hidden = hidden[owner.to(device), where.to(device) - 1]
@@ -172,7 +165,7 @@ class Scorer:
         )
 
     def _judge(self, hidden: Tensor, gold: Tensor) -> tuple[Tensor, Tensor]:
-        """-log p (N,) of the gold tokens (N,), and whether each is the most likely, from the head's inputs (N,d)."""
+        """-log p of the gold tokens (N,), and whether each is the most likely, from states (N,d)."""
         logits = self.model.logits(hidden)
         nats = -logits.log_softmax(dim=-1).gather(-1, gold[:, None])[:, 0]
         return nats, logits.argmax(dim=-1) == gold

@@ -29,19 +29,7 @@ from looped_lm.training.lightning_module import LoopedLM
 
 @dataclass
 class Evaluation:
-    """What is asked of a model; `run` fills the results row by row.
-
-    Args:
-        checkpoint: checkpoint or exported folder.
-        names: tasks and groups of tasks, as `select` takes them.
-        recurrences: at which everything is measured; None: the loss at r/2, r, 2r and 4r, the rest at r.
-        examples: of every probe and task; None: the default of each.
-        seed: of the probes and the choice of shots.
-        batch_size: prompts of one pass.
-        context: tokens that the model reads at once; None: as trained.
-        data, tokenizer: as `load_data` and `load_tokenizer` take them; None: those of training.
-        device: such as cpu or cuda:0; None: a GPU where there is one.
-        precision: as in `fit`; None: that of training.
+    """The options of `evaluate`, which say what None means; `run` fills the results.
 
     Raises:
         UserError: an option has no effect, or lm-eval is missing for public tasks.
@@ -75,7 +63,7 @@ class Evaluation:
             if problem is not None:
                 print(f"note: {problem}: public tasks need their data in the local cache.", file=sys.stderr)
                 leave_hub_alone()
-        about: dict[str, Any] = {
+        about = {
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "looped_lm": __version__,
             "checkpoint": self.checkpoint,
@@ -86,7 +74,7 @@ class Evaluation:
         self.results = Results(about)
 
     def run(self) -> None:
-        """Measure everything; a UserError says that model, data or tokenizer are missing or do not belong together."""
+        """Measure everything; a UserError says what is missing or does not belong together."""
         logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
         library = None
         if self.selection.public:
@@ -139,9 +127,7 @@ class Evaluation:
                 lm.eval_recurrences = count
                 with warnings.catch_warnings():
                     # The callbacks of training are not wanted here.
-                    warnings.filterwarnings(
-                        "ignore", message=r"(?s).*callbacks used to create the checkpoint.*"
-                    )
+                    warnings.filterwarnings("ignore", r"(?s).*callbacks used to create the checkpoint.*")
                     trainer.validate(lm, datamodule=data, ckpt_path=saved, verbose=False)
                 assert lm.evaluated is not None
                 row = LossRow(count, *lm.evaluated)
@@ -158,9 +144,8 @@ class Evaluation:
                 counts.append(count)
             else:
                 rows += [TaskRow(name, axis_of(name), count, refused=reason) for name in names]
-        examples = self.examples or EXAMPLES
         for probe in self.selection.probes:
-            rows += probe_rows(probe, scorer, encoder, counts, examples, self.seed)
+            rows += probe_rows(probe, scorer, encoder, counts, self.examples or EXAMPLES, self.seed)
         if library is not None:
             from looped_lm.evaluation.harness import HarnessLM
 
@@ -171,11 +156,7 @@ class Evaluation:
 
 
 def trainer_on(device: str | None, precision: str) -> L.Trainer:
-    """A Trainer that validates on one device (None: a GPU if there is one) and leaves nothing behind.
-
-    Raises:
-        UserError: there is no such device.
-    """
+    """A Trainer that validates on one device (None: a GPU if there is one) and leaves nothing behind."""
     where = usable_device(device)
     return L.Trainer(
         accelerator={"cuda": "gpu"}.get(where.type, where.type),
@@ -204,10 +185,9 @@ def refusal(lm: LoopedLM, count: int) -> str | None:
 
 
 def fitted(example: Example, encoder: Encoder) -> tuple[Encoded, int]:
-    """Ids of an example and the number of its solved examples, from the right, that fit into the context with it.
+    """Ids of an example with the last of its solved ones that fit into the context, and their number.
 
-    The query is never cut, since without all of its lines the answer would differ or be missing. The result may then
-    still be too long.
+    The query is never cut, since the answer needs all of it, so the result may still be too long.
     """
     for shots in range(len(example.shots), -1, -1):
         encoded = encoder.pair(example.prompt(shots), example.answer, example.end)
@@ -219,10 +199,7 @@ def fitted(example: Example, encoder: Encoder) -> tuple[Encoded, int]:
 def probe_rows(
     probe: Probe, scorer: Scorer, encoder: Encoder, counts: Sequence[int], examples: int, seed: int
 ) -> list[TaskRow]:
-    """Results of a probe on the first `examples` of a seed, at numbers of recurrences that the model can run.
-
-    If a query does not fit into the context, all rows are refused.
-    """
+    """Results on the first `examples` of a seed, all refused if a query does not fit into the context."""
     pairs = [fitted(example, encoder) for example in probe.examples(examples, seed)]
     rows, axis = [row for row, _ in pairs], axis_of(probe.name)
     longest = max(map(len, rows))

@@ -1,9 +1,17 @@
-"""Text from a trained model. A decoder (with the cache or without) gives logits; `stream` chooses tokens from them."""
+"""Text from a trained model: a decoder gives logits, and `stream` chooses tokens from them."""
 
+from looped_lm.generation.cache import ExitRule, KLChange, RelativeChange
 from looped_lm.generation.decoders import CachedDecoder, Decoder, UncachedDecoder
-from looped_lm.generation.early_exit import ExitRule, KLChange, RelativeChange
-from looped_lm.generation.sampling import Sampling
-from looped_lm.generation.stream import Generated, Step, continuation, drift, known_ids, stream, with_bos
+from looped_lm.generation.stream import (
+    Generated,
+    Sampling,
+    Step,
+    continuation,
+    drift,
+    known_ids,
+    stream,
+    with_bos,
+)
 
 __all__ = [
     "CachedDecoder",

@@ -1,7 +1,7 @@
 """A model as a folder to share: model.safetensors, config.json and, where known, its tokenizer's file.
 
-Neither Lightning nor a pickle is needed to read it. config.json names every component by class path, so the package of
-a user's own component must be installed where the folder is read.
+Neither Lightning nor a pickle is needed to read it. config.json names every component by class path, so a user's own
+must be installed where the folder is read.
 """
 
 from __future__ import annotations

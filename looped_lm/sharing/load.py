@@ -51,9 +51,7 @@ def load_model(path: str | Path) -> LoopedTransformer:
 
 
 def load_lm(path: str | Path) -> LoopedLM:
-    """The Lightning module of a checkpoint, or one around the model of an exported folder, on the CPU.
-
-    The recipe of the latter is a placeholder: it is for evaluation.
+    """The Lightning module of a checkpoint, or one to evaluate an exported folder with, on the CPU.
 
     Raises:
         UserError: there is nothing at `path`, or it is neither.
@@ -77,7 +75,7 @@ def load_lm(path: str | Path) -> LoopedLM:
     try:
         return LoopedLM.load_from_checkpoint(path, map_location="cpu").eval()
     except TypeError as error:
-        # Hyperparameters that the classes do not have. What a component raises keeps its own line.
+        # Unknown hyperparameters. What a component raises keeps its own line.
         if not str(error).startswith(("LoopedLM.__init__()", "LoopedTransformer.__init__()")):
             raise
         raise UserError(f"{path} cannot be loaded into a LoopedLM: {error}.") from error
@@ -105,10 +103,10 @@ def _read_config(folder: str | Path) -> dict[str, Any]:
 def load_pretrained(folder: str | Path, **overrides: Any) -> LoopedTransformer:
     """The model in a folder that `save_pretrained` wrote, on the CPU, with the dtypes it was saved with.
 
-    `overrides` are arguments of LoopedTransformer that change nothing in the weights (recompute, bptt, ...).
+    `overrides` are arguments of LoopedTransformer that leave the weights alone (recompute, bptt, ...).
 
     Raises:
-        UserError: no such folder, arguments or components that are not known here, or weights of another architecture.
+        UserError: no such folder, unknown arguments or components, or weights of another architecture.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -120,11 +118,8 @@ def load_pretrained(folder: str | Path, **overrides: Any) -> LoopedTransformer:
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path} cannot be read: {error}. Copy or export the folder again.") from error
     model = LoopedTransformer(**arguments)
-    compare_tensors(
-        tensors,
-        model.state_dict(),
-        f"{CONFIG} and {WEIGHTS} of {folder} do not belong together; export the model again.",
-    )
+    way_out = f"{CONFIG} and {WEIGHTS} of {folder} do not belong together; export the model again."
+    compare_tensors(tensors, model.state_dict(), way_out)
     model.load_state_dict(tensors, assign=True)
     return model
 
@@ -147,7 +142,7 @@ def _architecture(folder: Path) -> dict[str, Any]:
 
 
 def _refuse_foreign(spec: Any, base: type, where: str) -> None:
-    """Refuse a class path that names no component: a shared file must not make us call just anything."""
+    """Refuse class paths of other things: a shared file must not make us call just anything."""
     path = spec.get("class_path") if isinstance(spec, Mapping) else None
     found = import_class(path) if isinstance(path, str) else None
     if not (inspect.isclass(found) and issubclass(found, base)):
@@ -165,16 +160,12 @@ def _nested(value: Any) -> list[Mapping[str, Any]]:
 
 
 def recorded_config(path: str | Path) -> dict[str, Any]:
-    """The configuration of the run that wrote a checkpoint; empty for exported folders and where nothing says it.
-
-    Raises:
-        UserError: the file cannot be read, or is no checkpoint.
-    """
+    """The configuration of the run that wrote a checkpoint, where known; empty for exported folders."""
     return {} if Path(path).is_dir() else look(path).record.get("config") or {}
 
 
 def names_data(path: str | Path) -> bool:
-    """Whether a `recorded_config` names its data; exported folders and converted checkpoints do not."""
+    """Whether `recorded_config` names data; exported folders and converted checkpoints have none."""
     return bool((recorded_config(path).get("data") or {}).get("class_path"))
 
 
@@ -188,8 +179,8 @@ def load_data(
     """The data module that a model was trained with, set up for Lightning's `stage`.
 
     Args:
-        path: checkpoint, which names its data in the run record, or exported folder, which does not. The embedded
-            corpus is prepared first where it is not there yet.
+        path: checkpoint, which names its data, or exported folder, which does not. An embedded corpus that is not
+            there yet is prepared.
         given: class path of another data module, or class_path and init_args as YAML.
 
     Raises:
@@ -217,7 +208,6 @@ def _at_hand(what: str, way_out: str) -> Iterator[None]:
 
 
 def _spec(given: str) -> Any:
-    """A component as the command line names it."""
     try:
         spec = yaml.safe_load(given)
     except yaml.YAMLError:
@@ -288,7 +278,7 @@ def _exported_tokenizer(folder: Path, settings: Any, way_out: str) -> TextTokeni
 
 
 def refuse_other_tokenizer(path: str | Path, data: LightningDataModule) -> None:
-    """Refuse data of another tokenizer than an exported folder's; a checkpoint's data module compares by itself."""
+    """Refuse data of another tokenizer than an exported folder's. A checkpoint's compares by itself."""
     settings = _read_config(path).get("tokenizer") if Path(path).is_dir() else None
     if not settings or "sha256" not in settings or not hasattr(data, "load_tokenizer"):
         return

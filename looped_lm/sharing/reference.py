@@ -1,7 +1,7 @@
-"""Checkpoints of the paper authors' public code (arXiv 2604.21106): names of tensors and keys of their model_config.
+"""Checkpoints of the paper authors' public code (arXiv 2604.21106): names of tensors and keys of model_config.
 
-Renaming only: tensors keep their bytes and their dtype. That code rounds the rotary tables to bfloat16, so a model read
-from it does, too (`rope_bf16`).
+Tensors keep their bytes and their dtype. That code rounds the rotary tables to bfloat16, so a model read from it does,
+too (`rope_bf16`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,6 @@ CONFIG_KEYS = (
 
 
 def _refuse_other_keys(what: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Name keys that are unknown or missing."""
     differing = {"unknown": set(given) - set(known), "missing": set(known) - set(given)}
     parts = [f"{kind}: {', '.join(sorted(keys))}" for kind, keys in differing.items() if keys]
     if parts:
@@ -65,11 +64,7 @@ def _refuse_other_keys(what: str, given: Iterable[str], known: Iterable[str]) ->
 
 
 def reference_name(name: str) -> str:
-    """The reference code's name of one of our tensors (without `model.`).
-
-    Raises:
-        UserError: it has no such tensor.
-    """
+    """The reference code's name of one of our tensors (without `model.`); UserError: it has none."""
     section, _, rest = name.partition(".")
     layer, _, inside = rest.partition(".")
     if section in _SECTIONS and inside in _IN_LAYER:
@@ -116,7 +111,6 @@ def architecture_from_reference(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_other_numbers(key: str, value: Any) -> None:
-    """Refuse a value that a key of a model_config cannot have."""
     if key == "input_injection" or (key == "bptt_k" and value is None):
         return
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
@@ -148,11 +142,7 @@ def tensors_from_reference(tensors: Mapping[str, Tensor], model: LoopedTransform
 
 
 def config_to_reference(model: LoopedTransformer) -> dict[str, Any]:
-    """The model_config that describes a model.
-
-    Raises:
-        UserError: the reference code has no such component.
-    """
+    """The model_config that describes a model; UserError: the reference code lacks a component."""
     kinds = {classes: kind for kind, classes in _INJECTIONS.items()}
     kind = kinds.get((type(model.injection), type(model.lanes)))
     if kind is None:
