@@ -36,9 +36,9 @@ class _Row:
 
 @dataclass(frozen=True)
 class LossRow(_Row):
-    """Validation loss (nats per token) at one number of recurrences, or why it was refused.
+    """Validation loss (nats per token, over `tokens`) at one number of recurrences, or why it was refused.
 
-    A refusal is `expected` at a number of recurrences that nobody asked for. A loss must be finite.
+    A refusal is `expected` at a number of recurrences that nobody asked for. A loss that is not finite is none.
     """
 
     recurrences: int
@@ -50,7 +50,7 @@ class LossRow(_Row):
 
 @dataclass(frozen=True)
 class TaskRow(_Row):
-    """One probe or task at one number of recurrences, or why it was refused. A loss must be finite.
+    """One probe or task at one number of recurrences, or why it was refused. A loss that is not finite is none.
 
     Args:
         axis: None: the task is not of the suite.
@@ -111,7 +111,7 @@ class Results:
         for axis, names in AXES.items():
             for r in dict.fromkeys(row.recurrences for row in self.tasks if row.axis == axis):
                 rows = [t for t in self.tasks if (t.axis, t.recurrences) == (axis, r) and t.refused is None]
-                loss, accuracy = _mean([t.loss for t in rows]), _mean([t.accuracy for t in rows])
+                loss, accuracy = mean([t.loss for t in rows]), mean([t.accuracy for t in rows])
                 found.append(Axis(axis, r, loss, accuracy, len(rows), len(names)))
         return found
 
@@ -132,18 +132,18 @@ class Results:
     def table(self) -> str:
         """All rows as text, then what was not measured, with the reasons."""
         losses = [
-            [str(row.recurrences), _number(row.loss), f"{row.tokens:,}"]
+            [str(row.recurrences), number(row.loss), f"{row.tokens:,}"]
             for row in self.losses
             if row.loss is not None
         ]
         tasks = [
-            [t.task, str(t.recurrences), _number(t.loss), _number(t.accuracy), t.metric or "-"]
+            [t.task, str(t.recurrences), number(t.loss), number(t.accuracy), t.metric or "-"]
             + [str(t.examples), str(t.shots), str(t.cut)]
             for t in self.tasks
             if t.refused is None
         ]
         axes = [
-            [a.axis, str(a.recurrences), _number(a.loss), _number(a.accuracy), f"{a.tasks} of {a.of}"]
+            [a.axis, str(a.recurrences), number(a.loss), number(a.accuracy), f"{a.tasks} of {a.of}"]
             for a in self.axes()
             if a.tasks
         ]
@@ -162,10 +162,12 @@ class Results:
         return "\n\n".join(filter(None, [*parts, "\n".join(refused)]))
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
+def mean(values: Sequence[float | None]) -> float | None:
+    """Mean of the values that are not None; None if there are none."""
     there = [v for v in values if v is not None]
     return sum(there) / len(there) if there else None
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
+    """A number with four decimals, or a dash."""
     return "-" if value is None else f"{value:.4f}"

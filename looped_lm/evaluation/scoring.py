@@ -24,7 +24,8 @@ from looped_lm.sharing.load import TextTokenizer
 class Encoded:
     """Token ids of a prompt, BOS first, and of its continuation; `cut`: the prompt lost something.
 
-    `end`, if there is one, is the token with which greedy decoding must go on; it counts for nothing else.
+    `end`, if there is one, is the token with which greedy decoding must go on, so that it says the continuation and no
+    more. It counts for nothing else.
     """
 
     prompt: tuple[int, ...]
@@ -51,7 +52,7 @@ class Score:
 
 
 class Encoder:
-    """Turns text into ids that fit into the context, of at least 2 tokens."""
+    """Turns text into ids. The context is the largest number of tokens of both parts, at least 2."""
 
     def __init__(self, tokenizer: TextTokenizer, context: int) -> None:
         if context < 2:

@@ -63,6 +63,7 @@ def load_lm(path: str | Path) -> LoopedLM:
         from looped_lm.training.schedules import Steps
 
         model = load_pretrained(path)
+        # The recipe is a placeholder.
         lm = LoopedLM(horizon=Steps(1), batch_tokens=model.seq_len, **model.architecture())
         lm.model = model
         return lm.eval()
@@ -81,8 +82,8 @@ def load_lm(path: str | Path) -> LoopedLM:
         raise UserError(f"{path} cannot be loaded into a LoopedLM: {error}.") from error
 
 
-def _read_config(folder: str | Path) -> dict[str, Any]:
-    """config.json of a folder that `save_pretrained` wrote."""
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """config.json of a folder that `save_pretrained` wrote; UserError: it is missing or of another format."""
     path = Path(folder) / CONFIG
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -125,7 +126,7 @@ def load_pretrained(folder: str | Path, **overrides: Any) -> LoopedTransformer:
 
 
 def _architecture(folder: Path) -> dict[str, Any]:
-    stored = _read_config(folder).get("architecture")
+    stored = read_config(folder).get("architecture")
     known = set(inspect.signature(LoopedTransformer).parameters)
     given = set(stored) if isinstance(stored, dict) else set()
     later = {key: spec for key, spec in before().items() if key in known}
@@ -137,18 +138,18 @@ def _architecture(folder: Path) -> dict[str, Any]:
     stored = {**later, **stored}
     for key, seam in SEAMS.items():
         if key in stored:
-            _refuse_foreign(stored[key], seam.base, f"{folder / CONFIG}: {key}")
+            refuse_foreign(stored[key], seam.base, f"{folder / CONFIG}: {key}")
     return stored
 
 
-def _refuse_foreign(spec: Any, base: type, where: str) -> None:
+def refuse_foreign(spec: Any, base: type, where: str) -> None:
     """Refuse class paths of other things: a shared file must not make us call just anything."""
     path = spec.get("class_path") if isinstance(spec, Mapping) else None
     found = import_class(path) if isinstance(path, str) else None
     if not (inspect.isclass(found) and issubclass(found, base)):
         raise UserError(f"{where} is {path!r}, which is no {base.__name__}.")
     for value in _nested(spec.get("init_args") or {}):
-        _refuse_foreign(value, Component, f"{where}, an argument of {path},")
+        refuse_foreign(value, Component, f"{where}, an argument of {path},")
 
 
 def _nested(value: Any) -> list[Mapping[str, Any]]:
@@ -243,7 +244,7 @@ def load_tokenizer(path: str | Path, given: str | None = None, data: str | None 
     )
     path = Path(path)
     if path.is_dir():
-        settings = _read_config(path).get("tokenizer")
+        settings = read_config(path).get("tokenizer")
         if settings is not None:
             return _exported_tokenizer(path, settings, way_out)
         if data is None:
@@ -279,7 +280,7 @@ def _exported_tokenizer(folder: Path, settings: Any, way_out: str) -> TextTokeni
 
 def refuse_other_tokenizer(path: str | Path, data: LightningDataModule) -> None:
     """Refuse data of another tokenizer than an exported folder's. A checkpoint's compares by itself."""
-    settings = _read_config(path).get("tokenizer") if Path(path).is_dir() else None
+    settings = read_config(path).get("tokenizer") if Path(path).is_dir() else None
     if not settings or "sha256" not in settings or not hasattr(data, "load_tokenizer"):
         return
     found = sha256(data.load_tokenizer())

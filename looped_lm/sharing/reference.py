@@ -56,7 +56,8 @@ CONFIG_KEYS = (
 )  # fmt: skip
 
 
-def _refuse_other_keys(what: str, given: Iterable[str], known: Iterable[str]) -> None:
+def refuse_other_keys(what: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Name, in a UserError, the keys that are unknown or missing."""
     differing = {"unknown": set(given) - set(known), "missing": set(known) - set(given)}
     parts = [f"{kind}: {', '.join(sorted(keys))}" for kind, keys in differing.items() if keys]
     if parts:
@@ -80,7 +81,7 @@ def architecture_from_reference(config: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: keys that are unknown or missing, or an injection that is.
     """
-    _refuse_other_keys("model_config", config, CONFIG_KEYS)
+    refuse_other_keys("model_config", config, CONFIG_KEYS)
     kind = config["input_injection"]
     if kind not in _INJECTIONS:
         raise UserError(f"input_injection is {kind!r}; known are {', '.join(_INJECTIONS)}.")
@@ -137,7 +138,7 @@ def tensors_from_reference(tensors: Mapping[str, Tensor], model: LoopedTransform
     if len(plain) != len(tensors):
         raise UserError(f"Some tensors are there both with and without {_COMPILED}: leave one of each out.")
     names = {name: reference_name(name) for name in model.state_dict()}
-    _refuse_other_keys("The checkpoint", plain, names.values())
+    refuse_other_keys("The checkpoint", plain, names.values())
     return {name: plain[theirs] for name, theirs in names.items()}
 
 
