@@ -36,7 +36,7 @@ class _Row:
 
 @dataclass(frozen=True)
 class LossRow(_Row):
-    """Validation loss (nats per token, over `tokens`) at one number of recurrences, or why it was refused.
+    """Validation loss (nats per token) at one number of recurrences, or why it was refused.
 
     A refusal is `expected` at a number of recurrences that nobody asked for. A loss that is not finite is none.
     """

@@ -24,8 +24,7 @@ from looped_lm.sharing.load import TextTokenizer
 class Encoded:
     """Token ids of a prompt, BOS first, and of its continuation; `cut`: the prompt lost something.
 
-    `end`, if there is one, is the token with which greedy decoding must go on, so that it says the continuation and no
-    more. It counts for nothing else.
+    Greedy decoding must go on with `end`, if there is one, since it must say no more than the continuation.
     """
 
     prompt: tuple[int, ...]

@@ -104,7 +104,7 @@ class Selection:
 
 
 def select(names: Sequence[str]) -> Selection:
-    """What names of groups, axes, probes, and tasks of the suite, lm-eval or a file stand for."""
+    """What names of groups, axes, probes and tasks (also of lm-eval or a file) stand for."""
     wanted = [part for name in names for part in GROUPS.get(name, (name,))]
     parts = dict.fromkeys(part for name in wanted for part in AXES.get(name, (name,)) if part != RECURRENCES)
     probes = {probe.name: probe for probe in PROBES}

@@ -83,7 +83,7 @@ def load_lm(path: str | Path) -> LoopedLM:
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """config.json of a folder that `save_pretrained` wrote; UserError: it is missing or of another format."""
+    """config.json of an exported folder; UserError: it is missing or of another format."""
     path = Path(folder) / CONFIG
     try:
         config = json.loads(path.read_text(encoding="utf-8"))

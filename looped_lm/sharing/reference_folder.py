@@ -32,7 +32,7 @@ _MODEL_FILE = re.compile(r"model_(\d+)\.pt")
 
 
 def find_step(folder: Path, step: int | None) -> tuple[int, Path, Path]:
-    """Step, model file and meta file; UserError: the folder has no such step, or no meta file for it."""
+    """Step, model file and meta file; UserError: the folder lacks the step or its meta file."""
     files = {
         int(m.group(1)): f for f in sorted(folder.glob("model_*.pt")) if (m := _MODEL_FILE.fullmatch(f.name))
     }
@@ -51,7 +51,7 @@ def read_folder(folder: Path, step: int | None, batch_tokens: int) -> tuple[dict
     """A Lightning checkpoint with its run record, and the module it is for.
 
     Raises:
-        UserError: files that are missing or cannot be read, or keys that are not known or missing.
+        UserError: files are missing or cannot be read, or keys are missing or unknown.
     """
     step, model_file, meta_file = find_step(folder, step)
     if step < 1:
