@@ -1,1 +1,1 @@
-"""What a trained model can do: loss over recurrences, synthetic probes, public tasks. See `commands/evaluate.py`."""
+"""What a trained model can do: loss over recurrences, synthetic probes, public tasks."""

@@ -13,33 +13,22 @@ from tqdm import tqdm
 from looped_lm.evaluation.scoring import Encoded, Encoder, Score, Scorer
 from looped_lm.generation import CachedDecoder, Sampling, continuation, known_ids, stream
 
-#: lm-eval's own limit on new tokens, for tasks that have none.
-NEW_TOKENS = 256
-
 
 class HarnessLM(LM):
-    """A looped model that lm-eval can ask.
+    """A looped model that lm-eval can ask; the seed is that of tasks that sample.
 
-    Prompts that are too long lose tokens on their left, after BOS, as with lm-eval's own models. At most a quarter of
-    the context is kept free for new tokens.
-
-    Args:
-        scorer: scores continuations and holds the model.
-        encoder: turns text into ids and limits the length of prompts.
-        num_recurrences: recurrences of every pass; None: the model's own count.
-        seed: seed of tasks that sample.
+    Long prompts lose tokens on their left, after BOS, as with lm-eval's own models. At most a quarter of the context
+    is kept free for new tokens.
     """
 
-    def __init__(
-        self, scorer: Scorer, encoder: Encoder, num_recurrences: int | None = None, seed: int = 0
-    ) -> None:
+    def __init__(self, scorer: Scorer, encoder: Encoder, num_recurrences: int, seed: int = 0) -> None:
         super().__init__()
         self.scorer, self.encoder, self.num_recurrences, self.seed = scorer, encoder, num_recurrences, seed
         self._device = scorer.model.head.weight.device
         self._known: dict[tuple[str, str], tuple[Score, bool]] = {}
 
     def scores(self, pairs: Sequence[tuple[str, str]], title: str) -> list[tuple[Score, bool]]:
-        """Score of every (prompt, continuation), and whether its prompt was cut. Each score is computed once."""
+        """Score of every (prompt, continuation), computed once, and whether its prompt was cut."""
         new = [pair for pair in dict.fromkeys(pairs) if pair not in self._known]
         rows = [self.encoder.cut(self.encoder.pair(*pair)) for pair in new]
         found = self.scorer.score(rows, self.num_recurrences, title)
@@ -47,28 +36,24 @@ class HarnessLM(LM):
         return [self._known[pair] for pair in pairs]
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
-        """(log p of the continuation in nats, whether greedy decoding gives it) for every (context, continuation)."""
+        """(log p in nats, whether greedy decoding gives it) for every (context, continuation)."""
         pairs = [(str(context), str(continuation)) for context, continuation in (r.args for r in requests)]
         return [(-score.nats, score.greedy) for score, _ in self.scores(pairs, "log-likelihoods")]
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
         """log p in nats of whole texts, each read in windows of the context."""
+        # A window reads as many tokens as it predicts, but not the last of these.
+        bos, length = self.encoder.tokenizer.bos_id, self.encoder.context - 1
         windows: list[list[Encoded]] = []
         for request in requests:
-            pieces = get_rolling_token_windows(
-                list(self.encoder.ids(request.args[0])),
-                self.encoder.tokenizer.bos_id,
-                # A window reads as many tokens as it predicts, and it does not read the last one that it predicts.
-                self.encoder.context - 1,
-                1,
-            )
+            pieces = get_rolling_token_windows(list(self.encoder.ids(request.args[0])), bos, length, 1)
             windows.append([Encoded(tuple(a), tuple(b)) for a, b in map(make_disjoint_window, pieces)])
         flat = [row for rows in windows for row in rows]
         scores = iter(self.scorer.score(flat, self.num_recurrences, "whole texts"))
         return [-sum(next(scores).nats for _ in rows) for rows in windows]
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
-        """A continuation of every context up to the task's stop texts, greedy unless the task samples."""
+        """A continuation of every context up to a stop text, greedy unless the task samples."""
         texts: dict[int, str] = {}
         rows = [self._request(request.args[0], request.args[1]) for request in requests]
         alike: dict[Any, list[int]] = {}
@@ -86,10 +71,11 @@ class HarnessLM(LM):
     def _request(
         self, context: str, options: Mapping[str, Any]
     ) -> tuple[tuple[int, ...], int, tuple[str, ...], Sampling]:
-        """Ids of the prompt, the limit on new tokens, the stop texts, and how tokens are chosen."""
+        """Ids of the prompt, limit on new tokens, stop texts, and how tokens are chosen."""
         until = options.get("until") or ()
         until = (until,) if isinstance(until, str) else tuple(until)
-        asked = int(options.get("max_gen_toks", options.get("max_new_tokens", NEW_TOKENS)))
+        # 256 is lm-eval's own limit for tasks that have none.
+        asked = int(options.get("max_gen_toks", options.get("max_new_tokens", 256)))
         new_tokens = max(1, min(asked, self.encoder.context // 4))
         ids = (self.encoder.tokenizer.bos_id, *self.encoder.ids(context))
         temperature = float(options.get("temperature", 1.0)) if options.get("do_sample") else 0.0

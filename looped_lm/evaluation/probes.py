@@ -1,7 +1,7 @@
 """Synthetic probes of in-context reasoning: texts made from a seed, the same on every machine.
 
-Source: the reasoning primitives of arXiv 2604.21106 (downstream suite). The wording around the assignments is ours, so
-results can be compared with each other but not with the paper's.
+Source: the reasoning primitives of arXiv 2604.21106 (downstream suite). The wording around the assignments is ours:
+compare results with each other, not with the paper's.
 """
 
 from __future__ import annotations
@@ -9,13 +9,11 @@ from __future__ import annotations
 import random
 import string
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from looped_lm.common.errors import UserError
 
-LINES = 8
 VARIABLES = 5
-LARGEST = 25
 SHOTS = 5
 #: Examples of a probe in the paper's suite.
 EXAMPLES = 1000
@@ -30,7 +28,7 @@ class Example:
         query: text up to where the answer begins.
         answer: the gold continuation, including the space before it.
         shots: solved examples to put before the query; the last one comes next to it.
-        end: what follows the answer if the model stops there; empty if no answer is the beginning of another one.
+        end: what follows the answer if the model stops there; empty if no answer begins another one.
     """
 
     query: str
@@ -53,28 +51,21 @@ class Probe:
     shots: int
 
     def examples(self, count: int, seed: int) -> list[Example]:
-        """The first `count` examples of a seed. Asking for more of them does not change the first ones.
-
-        Raises:
-            UserError: the count is below 1.
-        """
+        """The first `count` (at least 1) examples of a seed, which do not depend on the count."""
         if count < 1:
             raise UserError(f"{count} examples were asked for; ask for at least 1.")
-        return [self._example(random.Random(f"{seed}/{self.name}/{i}")) for i in range(count)]
-
-    def _example(self, rng: random.Random) -> Example:
-        solved = [self.draw(rng) for _ in range(self.shots)]
-        asked = self.draw(rng)
-        return Example(asked.query, asked.answer, tuple(e.query + e.answer for e in solved), asked.end)
+        found = []
+        for i in range(count):
+            rng = random.Random(f"{seed}/{self.name}/{i}")
+            *solved, asked = [self.draw(rng) for _ in range(self.shots + 1)]
+            found.append(replace(asked, shots=tuple(e.query + e.answer for e in solved)))
+        return found
 
 
 def induction_head(rng: random.Random) -> Example:
-    """Eight lines "key -> value" of 4 and 3 random lower-case letters, then one of the keys again, followed by "->".
-
-    The keys are distinct, so there is one answer.
-    """
+    """Eight lines "key -> value" of 4 and 3 random letters, keys distinct, then one of the keys and "->"."""
     pairs: dict[str, str] = {}
-    while len(pairs) < LINES:
+    while len(pairs) < 8:
         key = _letters(rng, 4)
         if key not in pairs:
             pairs[key] = _letters(rng, 3)
@@ -84,20 +75,18 @@ def induction_head(rng: random.Random) -> Example:
 
 
 def variable_assignment(depth: int, write: Callable[[list[tuple[str, str]], str], str]) -> Callable:
-    """A way to draw examples of five variables with integer values.
+    """A way to draw examples of five variables, whose values are distinct integers from 1 to 25.
 
-    The values are distinct integers from 1 to 25, so an answer tells which variable was looked up. Since 22 begins with
-    2, an answer is right only together with its end. At depth 0 the question is about one of the five variables; at
-    depth 1 it is about one of five aliases, which stand for the variables in a random order.
+    So an answer tells which variable was looked up. As 22 begins with 2, it is right only with its end.
 
     Args:
-        depth: hops from the variable in the question to the one that has the number, 0 or 1.
-        write: gives the text of the assignments (name, right-hand side), in order, and of the question about a name.
+        depth: 0 asks about a variable, 1 about one of five aliases of the variables, in a random order.
+        write: gives the text of the assignments (name, right-hand side) and of the question about a name.
     """
 
     def draw(rng: random.Random) -> Example:
         names = rng.sample(string.ascii_lowercase, VARIABLES * (1 + depth))
-        values = [str(v) for v in rng.sample(range(1, LARGEST + 1), VARIABLES)]
+        values = [str(v) for v in rng.sample(range(1, 26), VARIABLES)]
         direct = dict(zip(names[:VARIABLES], values, strict=True))
         aliases = dict(zip(names[VARIABLES:], rng.sample(names[:VARIABLES], VARIABLES * depth), strict=True))
         asked = rng.choice(list(aliases or direct))

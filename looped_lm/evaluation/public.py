@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import logging
 import math
@@ -21,15 +22,9 @@ from looped_lm.evaluation.suite import METRICS, OWN_NAMES, PublicTask, axis_of, 
 if TYPE_CHECKING:
     from looped_lm.evaluation.harness import HarnessLM
 
-HUB = "https://huggingface.co"
 
-
-def require_lm_eval(tasks: Iterable[PublicTask] = ()) -> None:
-    """Refuse to go on without lm-eval, which these tasks need.
-
-    Raises:
-        UserError: lm-eval is not installed.
-    """
+def require_lm_eval(tasks: Iterable[PublicTask]) -> None:
+    """Refuse to go on without lm-eval, which these tasks need."""
     if importlib.util.find_spec("lm_eval") is None:
         meant = "".join(did_you_mean(task.source, OWN_NAMES) for task in tasks)
         raise UserError(
@@ -38,20 +33,20 @@ def require_lm_eval(tasks: Iterable[PublicTask] = ()) -> None:
         )
 
 
-def hub_problem(timeout: float = 5.0) -> str | None:
-    """Why the Hugging Face Hub cannot be reached; None if it can be, or if there is a proxy, which alone can tell."""
+def hub_problem() -> str | None:
+    """Why the Hugging Face Hub cannot be reached; None if it can be, or if only a proxy can tell."""
     if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
         return None
-    url = urlsplit(os.environ.get("HF_ENDPOINT", HUB))
+    url = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
     try:
-        with socket.create_connection((url.hostname or "", url.port or 443), timeout):
+        with socket.create_connection((url.hostname or "", url.port or 443), timeout=5.0):
             return None
     except OSError as error:
         return f"{url.hostname} cannot be reached ({error})"
 
 
 def leave_hub_alone() -> None:
-    """Read data from the local cache alone. Each task would otherwise try the network for half a minute."""
+    """Read data from the local cache alone: each task would try the network for half a minute."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     # Modules that are loaded already have read the environment.
     for name in ("huggingface_hub.constants", "datasets.config"):
@@ -64,40 +59,31 @@ class TaskLibrary:
 
     def __init__(self) -> None:
         logging.getLogger("lm_eval").setLevel(logging.ERROR)
-        self._managers: dict[bool, Any] = {}
-
-    def _manager(self, names: bool) -> Any:
         from lm_eval.tasks import TaskManager
 
         # Names need an index of all task files, which takes a while to build; paths do not.
-        if names not in self._managers:
-            self._managers[names] = TaskManager(include_defaults=names)
-        return self._managers[names]
+        self._manager = functools.cache(lambda names: TaskManager(include_defaults=names))
 
     def refuse_unknown(self, tasks: Iterable[PublicTask]) -> None:
-        """Refuse names that lm-eval does not know, and paths without a file.
-
-        Raises:
-            UserError: there is no such task. The message gives the closest name.
-        """
+        """Refuse names that lm-eval does not know, and paths without a file."""
         for task in tasks:
             if is_task_file(task.source):
                 if not Path(task.source).is_file():
                     raise UserError(f"There is no task file {task.source!r}.")
-            elif task.source not in (known := self._manager(names=True).task_index):
+            elif task.source not in (known := self._manager(True).task_index):
                 raise UserError(
                     f"lm-eval has no task {task.source!r}.{did_you_mean(task.source, known)} `lm-eval ls tasks` lists "
                     "them; name a task file by its path (.yaml)."
                 )
 
     def load(self, task: PublicTask) -> dict[str, Any]:
-        """lm-eval's task objects by name; a group has several. Whatever lm-eval raises is passed on."""
-        loaded = self._manager(names=not is_task_file(task.source)).load([task.source])["tasks"]
+        """lm-eval's task objects by name; a group has several. Its errors are passed on."""
+        loaded = self._manager(not is_task_file(task.source)).load([task.source])["tasks"]
         for one in loaded.values():
             if task.shots is not None or one.get_config("num_fewshot") is None:
                 one.set_config(key="num_fewshot", value=task.shots or 0)
             if not (one.has_training_docs() or one.has_validation_docs()):
-                # Shots come from the documents of the questions. Knowing this, lm-eval leaves out the one that it asks.
+                # Shots come from the documents of the questions; lm-eval then leaves out the one that it asks.
                 one.fewshot_cfg.split = one.config.test_split
         return loaded
 
@@ -105,16 +91,19 @@ class TaskLibrary:
 def measure(
     task: PublicTask, library: TaskLibrary, lm: HarnessLM, limit: int | None, seed: int
 ) -> list[TaskRow]:
-    """Results of a task, or of all tasks of a group, with a refused row for each that lm-eval cannot run here.
+    """Results of a task, or of all of a group, on `limit` examples (None: all); the seed chooses the shots.
 
-    At most `limit` examples are measured (None: all). The seed is that of the choice of shots.
+    What lm-eval cannot run here has a refused row.
     """
-    r = lm.num_recurrences or lm.scorer.model.num_recurrences
 
     def refused(name: str, error: Exception) -> TaskRow:
         if os.environ.get("LOOPED_LM_TRACEBACK"):
             raise error
-        return TaskRow(name, axis_of(task.name), r, shots=task.shots, refused=_reason(error))
+        first = next((line for line in str(error).splitlines() if line.strip()), "no reason given")
+        reason = f"{type(error).__name__}: {first[:300]}"
+        if os.environ.get("HF_HUB_OFFLINE") == "1":
+            reason += " (no network: data must be in the cache of `datasets`)"
+        return TaskRow(name, axis_of(task.name), lm.num_recurrences, shots=task.shots, refused=reason)
 
     # Tasks are other people's code, which may raise anything.
     try:
@@ -124,25 +113,13 @@ def measure(
     rows = []
     for name, one in loaded.items():
         try:
-            rows.append(_measure(task, name, one, lm, r, limit, seed))
+            rows.append(_measure(task, name, one, lm, limit, seed))
         except Exception as error:
             rows.append(refused(name, error))
     return rows
 
 
-def _reason(error: Exception) -> str:
-    first = next((line for line in str(error).splitlines() if line.strip()), "no reason given")
-    offline = (
-        " (no network: data must be in the cache of `datasets`)"
-        if os.environ.get("HF_HUB_OFFLINE") == "1"
-        else ""
-    )
-    return f"{type(error).__name__}: {first[:300]}{offline}"
-
-
-def _measure(
-    task: PublicTask, name: str, one: Any, lm: HarnessLM, r: int, limit: int | None, seed: int
-) -> TaskRow:
+def _measure(task: PublicTask, name: str, one: Any, lm: HarnessLM, limit: int | None, seed: int) -> TaskRow:
     from lm_eval.evaluator import evaluate
 
     one.set_fewshot_seed(seed=seed)
@@ -157,7 +134,7 @@ def _measure(
     return TaskRow(
         task=name,
         axis=axis_of(task.name),
-        recurrences=r,
+        recurrences=lm.num_recurrences,
         loss=sum(score.nats for score, _ in scored) / tokens if tokens else None,
         accuracy=accuracy,
         metric=metric,
@@ -172,8 +149,8 @@ def _measure(
 def gold_continuation(task: Any, sample: Mapping[str, Any]) -> tuple[str, str] | None:
     """(context, gold continuation) of a logged sample; None if the task has none (whole texts).
 
-    Of several right answers the first counts. For a task that generates, the gold continuation is what its shots show:
-    the task's delimiter, then the target.
+    Of several right answers the first counts. A task that generates shows in its shots what would be right: its
+    delimiter, then the target.
     """
     arguments, target = sample["arguments"], sample["target"]
     if task.OUTPUT_TYPE == "loglikelihood_rolling":
@@ -191,7 +168,7 @@ def gold_continuation(task: Any, sample: Mapping[str, Any]) -> tuple[str, str] |
 
 
 def accuracy_of(metrics: Mapping[str, float], task: PublicTask) -> tuple[str | None, float | None]:
-    """Name and value, in [0, 1], of the metric that counts right answers; (None, None) if there is none."""
+    """Name and value, in [0, 1], of the metric that counts right answers, or twice None."""
     for wanted in (task.metric,) if task.metric else METRICS:
         for key, value in metrics.items():
             if key.partition(",")[0] == wanted:
@@ -200,7 +177,7 @@ def accuracy_of(metrics: Mapping[str, float], task: PublicTask) -> tuple[str | N
 
 
 def plain(found: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers among lm-eval's results, by "metric,filter". What it could not compute is left out."""
+    """The finite numbers among lm-eval's results, by "metric,filter"."""
     return {
         key: float(value)
         for key, value in found.items()

@@ -1,4 +1,4 @@
-"""Results of an evaluation: rows, macro-averages over the axes, the JSON file and the printed table."""
+"""Results of an evaluation: rows, averages over the axes, the JSON file and the printed table."""
 
 from __future__ import annotations
 
@@ -23,16 +23,22 @@ def parsed(text: str) -> dict[str, Any] | None:
     return data if isinstance(data, dict) and data.get("format") == FORMAT else None
 
 
-@dataclass(frozen=True)
-class LossRow:
-    """Validation loss at one number of recurrences, or why there is none. A loss that is not finite counts as none.
+class _Row:
+    """Replaces a loss that neither JSON nor a mean can hold by the reason why there is none."""
 
-    Args:
-        recurrences: recurrences of every pass.
-        loss: nats per token.
-        tokens: number of tokens in this mean.
-        refused: why it was not measured.
-        expected: whether a component refused a number of recurrences that nobody had asked for.
+    loss: float | None
+
+    def __post_init__(self) -> None:
+        if self.loss is not None and not math.isfinite(self.loss):
+            for name, value in (("refused", f"the loss is {self.loss}"), ("loss", None), ("accuracy", None)):
+                object.__setattr__(self, name, value)
+
+
+@dataclass(frozen=True)
+class LossRow(_Row):
+    """Validation loss (nats per token) at one number of recurrences, or why it was refused.
+
+    A refusal is `expected` at a number of recurrences that nobody asked for. A loss that is not finite is none.
     """
 
     recurrences: int
@@ -41,27 +47,18 @@ class LossRow:
     refused: str | None = None
     expected: bool = False
 
-    def __post_init__(self) -> None:
-        _refuse_infinite(self)
-
 
 @dataclass(frozen=True)
-class TaskRow:
-    """One probe or task at one number of recurrences, or why there is no result. A loss that is not finite is none.
+class TaskRow(_Row):
+    """One probe or task at one number of recurrences, or why it was refused. A loss that is not finite is none.
 
     Args:
-        task: its name.
-        axis: the axis to which it belongs; None: it is not of the suite.
-        recurrences: recurrences of every pass.
-        loss: of the gold continuations, in nats per token, over the tokens of all examples.
-        accuracy: share of right answers: of gold continuations that greedy decoding gives, or a task's `metric`.
-        metric: name of the metric.
-        examples: number of examples.
-        tokens: number of tokens in all gold continuations.
+        axis: None: the task is not of the suite.
+        loss: of the gold continuations, in nats per token, over the `tokens` of all `examples`.
+        accuracy: share of gold continuations that greedy decoding gives, or a task's `metric`.
         shots: solved examples that a prompt should show.
         cut: number of examples whose prompt was too long and lost something on its left.
         metrics: everything that lm-eval reports.
-        refused: why it was not measured.
     """
 
     task: str
@@ -77,23 +74,10 @@ class TaskRow:
     metrics: dict[str, Any] = field(default_factory=dict)
     refused: str | None = None
 
-    def __post_init__(self) -> None:
-        if _refuse_infinite(self):
-            object.__setattr__(self, "accuracy", None)
-
-
-def _refuse_infinite(row: LossRow | TaskRow) -> bool:
-    """Replace a loss that neither JSON nor a mean can hold by the reason why there is none."""
-    if row.loss is None or math.isfinite(row.loss):
-        return False
-    object.__setattr__(row, "refused", f"the loss is {row.loss}")
-    object.__setattr__(row, "loss", None)
-    return True
-
 
 @dataclass(frozen=True)
 class Axis:
-    """Macro-average over the tasks of an axis that were measured at one number of recurrences: `tasks` out of `of`."""
+    """Macro-average over the `tasks` out of `of` of an axis that were measured at these recurrences."""
 
     axis: str
     recurrences: int
@@ -105,13 +89,9 @@ class Axis:
 
 @dataclass
 class Results:
-    """All results of one evaluation.
+    """All rows of one evaluation, and `about`: what was evaluated, and how, in plain JSON types.
 
-    Args:
-        about: what was evaluated, and how, in plain JSON types.
-        losses: validation loss over recurrences.
-        tasks: probes and tasks.
-        finished: whether everything that was asked for has been tried.
+    It is `finished` when everything that was asked for has been tried.
     """
 
     about: dict[str, Any]
@@ -122,11 +102,11 @@ class Results:
     @property
     def complete(self) -> bool:
         """Whether everything that was asked for was measured."""
-        missing = [row for row in self.losses if row.refused and not row.expected]
+        missing = any(row.refused and not row.expected for row in self.losses)
         return self.finished and not missing and not any(row.refused for row in self.tasks)
 
     def axes(self) -> list[Axis]:
-        """Macro-averages: all tasks of an axis have the same weight, however many examples they have."""
+        """Macro-averages: tasks have the same weight, however many examples they have."""
         found = []
         for axis, names in AXES.items():
             for r in dict.fromkeys(row.recurrences for row in self.tasks if row.axis == axis):
@@ -172,10 +152,13 @@ class Results:
             (["task", "r", "loss", "accuracy", "by", "examples", "shots", "cut"], tasks, 1),
             (["axis (macro-average)", "r", "loss", "accuracy", "tasks"], axes, 1),
         )
-        every = [("validation loss", row.recurrences, row.refused) for row in self.losses]
-        every += [(row.task, row.recurrences, row.refused) for row in self.tasks]
-        refused = [f"not measured: {name} at r = {r}: {reason}" for name, r, reason in every if reason]
         parts = [aligned(header, rows, left) for header, rows, left in tables if rows]
+        every: list[LossRow | TaskRow] = [*self.losses, *self.tasks]
+        refused = [
+            f"not measured: {getattr(row, 'task', 'validation loss')} at r = {row.recurrences}: {row.refused}"
+            for row in every
+            if row.refused
+        ]
         return "\n\n".join(filter(None, [*parts, "\n".join(refused)]))
 
 

@@ -22,10 +22,9 @@ from looped_lm.sharing.load import TextTokenizer
 
 @dataclass(frozen=True)
 class Encoded:
-    """Token ids of a prompt, BOS first, and of its continuation; `cut` says whether the prompt lost something.
+    """Token ids of a prompt, BOS first, and of its continuation; `cut`: the prompt lost something.
 
-    `end` is the token with which greedy decoding must go on, so that it says the continuation and no more. It counts
-    for nothing else, and it may be missing.
+    Greedy decoding must go on with `end`, if there is one, since it must say no more than the continuation.
     """
 
     prompt: tuple[int, ...]
@@ -44,13 +43,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Score:
-    """The score of a continuation.
-
-    Args:
-        nats: -log p of the whole continuation.
-        tokens: number of its tokens.
-        greedy: whether greedy decoding gives it: each of its tokens, and its end if it has one, is the most likely one.
-    """
+    """-log p (nats) of a continuation of `tokens` tokens; whether greedy decoding gives it and its end."""
 
     nats: float
     tokens: int
@@ -58,15 +51,7 @@ class Score:
 
 
 class Encoder:
-    """Turns text into ids that fit into a model's context.
-
-    Args:
-        tokenizer: the model's tokenizer.
-        context: largest number of tokens of prompt and continuation together.
-
-    Raises:
-        UserError: the context is below 2.
-    """
+    """Turns text into ids. The context is the largest number of tokens of both parts, at least 2."""
 
     def __init__(self, tokenizer: TextTokenizer, context: int) -> None:
         if context < 2:
@@ -75,12 +60,12 @@ class Encoder:
 
     def ids(self, text: str) -> tuple[int, ...]:
         """Ids of a text, without BOS."""
-        return tuple(int(i) for i in self.tokenizer.encode([text])[0])
+        return tuple(map(int, self.tokenizer.encode([text])[0]))
 
     def pair(self, prompt: str, continuation: str, end: str = "") -> Encoded:
-        """Ids of both as one text, divided where the prompt ends, and the first token of the end. Nothing is cut.
+        """Ids of both as one text, divided where the prompt ends, and the first token of the end; all uncut.
 
-        A tokenizer may join the two across the border. Each is then encoded by itself.
+        Where a tokenizer joins the two across the border, each is encoded by itself.
         """
         text = prompt + continuation
         first, both = self.ids(prompt), self.ids(text)
@@ -93,7 +78,7 @@ class Encoder:
         return self.ids(text) if joined else whole[len(before) :]
 
     def cut(self, encoded: Encoded, room: int = 0) -> Encoded:
-        """What fits into the context and leaves `room` tokens free. The prompt loses tokens on its left, after BOS.
+        """What fits and leaves `room` tokens free. The prompt loses tokens on its left, after BOS.
 
         Raises:
             UserError: the continuation alone is too long.
@@ -114,7 +99,7 @@ class Scorer:
     """Scores continuations, in batches of rows of similar length.
 
     Args:
-        model: predicts the tokens; it stays on its device and in its mode.
+        model: stays on its device and in its mode.
         batch_size: rows of one pass.
         forward_context: the context of every pass, such as autocast.
 
@@ -137,13 +122,10 @@ class Scorer:
     ) -> list[Score]:
         """Scores of the rows, in their order, from one forward pass over each.
 
-        Args:
-            rows: prompts and continuations.
-            num_recurrences: recurrences of every pass; None: the model's own count.
-            title: title of the progress bar; None: no bar.
+        `title` is that of the progress bar; None: no bar.
 
         Raises:
-            UserError: the model does not know an id, or it cannot run the count.
+            UserError: the model does not know an id, or it cannot run the number of recurrences.
         """
         if not rows:
             return []
@@ -169,7 +151,7 @@ class Scorer:
         owner = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(lengths))
         where = torch.cat([torch.arange(len(row.prompt), len(row)) for row in rows])
         gold = tokens[owner, where].to(device)
-        # Padding is on the right, where earlier tokens do not look. Compiled layers would be compiled for every length.
+        # Earlier tokens do not see the padding. Eager: layers would be compiled anew for every length.
         with self.forward_context(), torch.compiler.set_stance("force_eager"):
             hidden = self.model.hidden(tokens.to(device), num_recurrences)
             hidden = hidden[owner.to(device), where.to(device) - 1]
@@ -183,7 +165,7 @@ class Scorer:
         )
 
     def _judge(self, hidden: Tensor, gold: Tensor) -> tuple[Tensor, Tensor]:
-        """-log p (N,) of the gold tokens (N,), and whether each is the most likely, from the head's inputs (N,d)."""
+        """-log p of the gold tokens (N,), and whether each is the most likely, from states (N,d)."""
         logits = self.model.logits(hidden)
         nats = -logits.log_softmax(dim=-1).gather(-1, gold[:, None])[:, 0]
         return nats, logits.argmax(dim=-1) == gold

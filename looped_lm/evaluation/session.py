@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -11,39 +12,27 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 
 from looped_lm import __version__
 from looped_lm.common.errors import UserError
-from looped_lm.evaluation import measuring
-from looped_lm.evaluation.probes import EXAMPLES
+from looped_lm.evaluation.probes import EXAMPLES, Example, Probe
 from looped_lm.evaluation.public import TaskLibrary, hub_problem, leave_hub_alone, measure, require_lm_eval
-from looped_lm.evaluation.results import Results, TaskRow
-from looped_lm.evaluation.scoring import Encoder, Scorer
+from looped_lm.evaluation.results import LossRow, Results, TaskRow
+from looped_lm.evaluation.scoring import Encoded, Encoder, Scorer
 from looped_lm.evaluation.suite import Selection, axis_of, select
 from looped_lm.sharing.export import sha256
-from looped_lm.sharing.load import load_data, load_lm, load_tokenizer, refuse_other_tokenizer
+from looped_lm.sharing.load import load_data, load_lm, load_tokenizer, recorded_config, refuse_other_tokenizer
+from looped_lm.training.devices import keeps_embedding_in_bf16, usable_device
 from looped_lm.training.lightning_module import LoopedLM
 
 
 @dataclass
 class Evaluation:
-    """What is asked of a model; `run` fills the results row by row.
-
-    Args:
-        checkpoint: checkpoint or exported folder.
-        names: tasks and groups of tasks, as `select` takes them.
-        recurrences: at which everything is measured; None: the loss at r/2, r, 2r and 4r, the rest at r.
-        examples: of every probe and task; None: the default of each.
-        seed: of the probes and the choice of shots.
-        batch_size: prompts of one pass.
-        context: tokens that the model reads at once; None: as trained.
-        data: data module as `load_data` takes it; None: that of training.
-        tokenizer: as `load_tokenizer` takes it; None: that of training.
-        device: such as cpu or cuda:0; None: a GPU where there is one.
-        precision: as in `fit`; None: that of training.
+    """The options of `evaluate`, which say what None means; `run` fills the results.
 
     Raises:
-        UserError: it cannot be met: an option without effect, no lm-eval for public tasks.
+        UserError: an option has no effect, or lm-eval is missing for public tasks.
     """
 
     checkpoint: str
@@ -74,7 +63,7 @@ class Evaluation:
             if problem is not None:
                 print(f"note: {problem}: public tasks need their data in the local cache.", file=sys.stderr)
                 leave_hub_alone()
-        about: dict[str, Any] = {
+        about = {
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "looped_lm": __version__,
             "checkpoint": self.checkpoint,
@@ -85,19 +74,16 @@ class Evaluation:
         self.results = Results(about)
 
     def run(self) -> None:
-        """Measure everything.
-
-        Raises:
-            UserError: the model, its data or its tokenizer are not at hand, or do not belong together.
-        """
+        """Measure everything; a UserError says what is missing or does not belong together."""
         logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
         library = None
         if self.selection.public:
             library = TaskLibrary()
             library.refuse_unknown(self.selection.public)
         lm, about = load_lm(self.checkpoint), self.results.about
-        precision = self.precision or measuring.trained_precision(self.checkpoint)
-        trainer = measuring.trainer_on(self.device, precision)
+        trained = recorded_config(self.checkpoint).get("trainer") or {}
+        precision = self.precision or trained.get("precision") or "32-true"
+        trainer = trainer_on(self.device, precision)
         scorer = Scorer(lm.model, self.batch_size, trainer.precision_plugin.forward_context)
         encoder = data = None
         if self.selection.probes or self.selection.public:
@@ -117,36 +103,49 @@ class Evaluation:
         if data is not None:
             self._losses(lm, data, trainer)
         if encoder is not None:
-            measuring.place(lm, trainer)
+            device = trainer.strategy.root_device
+            trainer.precision_plugin.convert_module(lm)
+            lm.model.to(device)
+            if keeps_embedding_in_bf16(device, trainer.precision):
+                lm.model.embedding.to(torch.bfloat16)
+            lm.eval()
             self._tasks(lm, scorer, encoder, library)
         self.results.finished = True
 
     def _losses(self, lm: LoopedLM, data: Any, trainer: L.Trainer) -> None:
-        """Validation loss over recurrences."""
         if data.vocab_size > lm.model.vocab_size:
             raise UserError(
                 f"The data has a vocabulary of {data.vocab_size}, the model one of {lm.model.vocab_size}: give "
                 "--data prepared with the model's tokenizer."
             )
+        # The data state of a checkpoint is compared with that of the data.
         saved = None if Path(self.checkpoint).is_dir() else self.checkpoint
-        asked = self.recurrences is not None
-        for count in self.recurrences or measuring.default_counts(lm.model.num_recurrences):
+        for count in self.recurrences or default_counts(lm.model.num_recurrences):
             print(f"validation loss, r = {count}", file=sys.stderr)
-            self.results.losses.append(measuring.validation_loss(lm, data, trainer, count, asked, saved))
+            reason = refusal(lm, count)
+            if reason is None:
+                lm.eval_recurrences = count
+                with warnings.catch_warnings():
+                    # The callbacks of training are not wanted here.
+                    warnings.filterwarnings("ignore", r"(?s).*callbacks used to create the checkpoint.*")
+                    trainer.validate(lm, datamodule=data, ckpt_path=saved, verbose=False)
+                assert lm.evaluated is not None
+                row = LossRow(count, *lm.evaluated)
+            else:
+                row = LossRow(count, refused=reason, expected=self.recurrences is None)
+            self.results.losses.append(row)
 
     def _tasks(self, lm: LoopedLM, scorer: Scorer, encoder: Encoder, library: TaskLibrary | None) -> None:
-        """Probes and public tasks at each number of recurrences."""
         counts, rows = [], self.results.tasks
         names = [*(p.name for p in self.selection.probes), *(t.name for t in self.selection.public)]
         for count in self.recurrences or [lm.model.num_recurrences]:
-            reason = measuring.refusal(lm, count)
+            reason = refusal(lm, count)
             if reason is None:
                 counts.append(count)
             else:
                 rows += [TaskRow(name, axis_of(name), count, refused=reason) for name in names]
-        examples = self.examples or EXAMPLES
         for probe in self.selection.probes:
-            rows += measuring.probe_rows(probe, scorer, encoder, counts, examples, self.seed)
+            rows += probe_rows(probe, scorer, encoder, counts, self.examples or EXAMPLES, self.seed)
         if library is not None:
             from looped_lm.evaluation.harness import HarnessLM
 
@@ -154,3 +153,79 @@ class Evaluation:
                 for task in self.selection.public:
                     model = HarnessLM(scorer, encoder, count, self.seed)
                     rows += measure(task, library, model, self.examples, self.seed)
+
+
+def trainer_on(device: str | None, precision: str) -> L.Trainer:
+    """A Trainer that validates on one device (None: a GPU if there is one) and leaves nothing behind."""
+    where = usable_device(device)
+    return L.Trainer(
+        accelerator={"cuda": "gpu"}.get(where.type, where.type),
+        devices=[where.index or 0] if where.type == "cuda" else 1,
+        precision=precision,  # type: ignore[arg-type]  # Lightning refuses what it does not know
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )
+
+
+def default_counts(num_recurrences: int) -> list[int]:
+    """r/2 (rounded down, at least 1), r, 2r and 4r, each once."""
+    r = num_recurrences
+    return sorted({max(1, r // 2), r, 2 * r, 4 * r})
+
+
+def refusal(lm: LoopedLM, count: int) -> str | None:
+    """Why the model cannot run this number of recurrences; None if it can."""
+    try:
+        lm.model.check_recurrences(count)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def fitted(example: Example, encoder: Encoder) -> tuple[Encoded, int]:
+    """Ids of an example with the last of its solved ones that fit into the context, and their number.
+
+    The query is never cut, since the answer needs all of it, so the result may still be too long.
+    """
+    for shots in range(len(example.shots), -1, -1):
+        encoded = encoder.pair(example.prompt(shots), example.answer, example.end)
+        if len(encoded) <= encoder.context:
+            break
+    return encoded, shots
+
+
+def probe_rows(
+    probe: Probe, scorer: Scorer, encoder: Encoder, counts: Sequence[int], examples: int, seed: int
+) -> list[TaskRow]:
+    """Results on the first `examples` of a seed, all refused if a query does not fit into the context."""
+    pairs = [fitted(example, encoder) for example in probe.examples(examples, seed)]
+    rows, axis = [row for row, _ in pairs], axis_of(probe.name)
+    longest = max(map(len, rows))
+    if longest > encoder.context:
+        reason = (
+            f"a query takes up to {longest} tokens, and the context has {encoder.context}. --context lets the model "
+            "read more than it was trained on"
+        )
+        return [TaskRow(probe.name, axis, r, shots=probe.shots, refused=reason) for r in counts]
+    found = []
+    for r in counts:
+        scores = scorer.score(rows, r, f"{probe.name}, r = {r}")
+        tokens = sum(score.tokens for score in scores)
+        found.append(
+            TaskRow(
+                task=probe.name,
+                axis=axis,
+                recurrences=r,
+                loss=sum(score.nats for score in scores) / tokens,
+                accuracy=sum(score.greedy for score in scores) / len(scores),
+                metric="greedy match",
+                examples=len(rows),
+                tokens=tokens,
+                shots=probe.shots,
+                cut=sum(shots < probe.shots for _, shots in pairs),
+                metrics={"mean_shots": sum(shots for _, shots in pairs) / len(pairs)},
+            )
+        )
+    return found

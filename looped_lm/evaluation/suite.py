@@ -1,7 +1,7 @@
 """The downstream suite as data, and what the names of `--tasks` stand for.
 
-The suite has five axes, their public tasks, and the number of solved examples that each prompt shows. Source:
-arXiv 2604.21106 (downstream suite). The axis of reasoning primitives consists of our own probes.
+Axes, their public tasks, and the solved examples in a prompt: arXiv 2604.21106 (downstream suite). The axis of
+reasoning primitives consists of our own probes.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ OWN_TASKS = Path(__file__).parent / "tasks"
 
 @dataclass(frozen=True)
 class PublicTask:
-    """A task of lm-eval.
+    """A task of lm-eval, by the name that users and results have for it.
 
     Args:
-        name: what users and results call it.
         shots: solved examples in a prompt; None: as the task says.
-        metric: lm-eval's metric that is shown as accuracy; None: the first of `METRICS` that the task has.
+        metric: lm-eval's, shown as accuracy; None: the first of `METRICS` that the task has.
         scale: factor that brings the metric into [0, 1].
         spec: name in lm-eval, or path of a task file; None: `name`.
     """
@@ -43,7 +42,7 @@ class PublicTask:
 METRICS = ("acc", "exact_match", "em", "exact")
 
 PROBE_AXIS = "reasoning_primitives"
-#: TyDiQA is the English part, as the paper's corpora are English. lm-eval lacks SVAMP and MAWPS: their files are ours.
+#: TyDiQA's part is English, as the paper's corpora are. lm-eval lacks SVAMP and MAWPS: the files are ours.
 PUBLIC: dict[str, tuple[PublicTask, ...]] = {
     "parametric_knowledge": (
         PublicTask("triviaqa", 5, "exact_match"),
@@ -75,7 +74,7 @@ AXES: dict[str, tuple[str, ...]] = {
     PROBE_AXIS: tuple(probe.name for probe in PROBES),
 }
 RECURRENCES = "recurrences"
-#: Names that stand for several others. Every other name is a probe, an axis, a task of lm-eval or a task file.
+#: Names that stand for several; any other is a probe, an axis, a task of lm-eval or a task file.
 GROUPS = {
     "probes": (PROBE_AXIS,),
     "public": tuple(PUBLIC),
@@ -105,7 +104,7 @@ class Selection:
 
 
 def select(names: Sequence[str]) -> Selection:
-    """The parts that names stand for: groups, axes, probes, and tasks of the suite, of lm-eval or of a file."""
+    """What names of groups, axes, probes and tasks (also of lm-eval or a file) stand for."""
     wanted = [part for name in names for part in GROUPS.get(name, (name,))]
     parts = dict.fromkeys(part for name in wanted for part in AXES.get(name, (name,)) if part != RECURRENCES)
     probes = {probe.name: probe for probe in PROBES}
@@ -113,10 +112,9 @@ def select(names: Sequence[str]) -> Selection:
     return Selection(
         RECURRENCES in wanted,
         tuple(probes[name] for name in parts if name in probes),
-        tuple(tasks.get(name) or _outside(name) for name in parts if name not in probes),
+        tuple(
+            tasks.get(name) or PublicTask(Path(name).stem if is_task_file(name) else name, spec=name)
+            for name in parts
+            if name not in probes
+        ),
     )
-
-
-def _outside(name: str) -> PublicTask:
-    """A task outside the suite, by its name in lm-eval or the path of its file."""
-    return PublicTask(Path(name).stem if is_task_file(name) else name, spec=name)

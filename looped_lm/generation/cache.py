@@ -1,46 +1,42 @@
-"""The key/value cache of a looped model, in which every layer of the block has entries for several recurrences.
+"""The key/value cache of a looped model, and early exit from its loop.
 
-B batch rows, T tokens of one pass, S capacity in tokens, g key/value heads, c = head_dim, r recurrences, k slots.
+B batch rows, T tokens of one pass, S capacity in tokens, g key/value heads, c = head_dim, d = d_model, V vocabulary,
+r recurrences, k slots. Source of both: arXiv 2502.05171, sections on KV-cache sharing and zero-shot adaptive compute.
 """
 
 from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from looped_lm.common.errors import UserError
-from looped_lm.generation.early_exit import EarlyExit, ExitRule
 
 
 class KVCache:
     """Keys and values of the tokens so far, for rows of different lengths.
 
-    Every layer of the block keeps k of its r recurrences. Recurrence i reads and writes slot i mod k, so a slot ends up
-    with the last recurrence that wrote it. With k = r, decoding computes what a pass over the whole text computes. With
-    fewer slots, a token at recurrence i sees earlier tokens at the last recurrence of the same slot; that saves memory,
-    and results drift. Source: arXiv 2502.05171, section on KV-cache sharing. Prelude and coda have one slot.
+    Prelude and coda have one slot, the block's layers k: recurrence i reads and writes slot i mod k. With k = r,
+    decoding computes what a pass over the whole text computes. With fewer slots, a recurrence sees earlier tokens at
+    the last recurrence of its slot; that saves memory, and results drift.
 
-    Rows are padded on the right. A pass over the prompts then equals a pass of training, and the tokens decoded later
-    overwrite the padding, one position per row. Injection, lanes and residuals must act on each token alone.
+    Rows are padded on the right, so that the pass over the prompts is one as in training; later tokens overwrite the
+    padding. Injection, lanes and residuals must act on each token alone.
 
     Args:
-        rows: B.
-        capacity: tokens S that a row can hold.
-        num_recurrences: r of every pass.
+        rows, capacity, num_recurrences: B, S and r of every pass.
         budget: slots k of the block's layers; None: r.
-        exit_rule: says when the state of a row has settled, which skips its remaining recurrences; None: never.
+        exit_rule: says when a row may skip its remaining recurrences; None: never.
 
     Raises:
         UserError: the budget is outside 1..r.
     """
 
     def __init__(
-        self,
-        rows: int,
-        capacity: int,
-        num_recurrences: int,
-        budget: int | None = None,
-        exit_rule: ExitRule | None = None,
+        self, rows: int, capacity: int, num_recurrences: int, budget: int | None, exit_rule: ExitRule | None
     ) -> None:
         if budget is not None and not 1 <= budget <= num_recurrences:
             raise UserError(
@@ -50,36 +46,27 @@ class KVCache:
         self.rows, self.capacity = rows, capacity
         self.slots = num_recurrences if budget is None else budget
         self.once = KVSlot(self, 0, gated=False)
-        self._exit = None if exit_rule is None else EarlyExit(exit_rule, self._fill)
-        self._stored: dict[tuple[nn.Module, int], tuple[Tensor, Tensor]] = {}
-        self._gated: set[nn.Module] = set()
+        self._exit_rule = exit_rule
+        self.stored: dict[tuple[nn.Module, int], tuple[Tensor, Tensor]] = {}
         self.filled = 0
-        #: Decides which recurrences this pass skips; None in the pass over the prompts, which runs all.
+        #: None in the pass over the prompts, which runs all recurrences.
         self.exit: EarlyExit | None = None
         self.positions: Tensor
+        #: None in that pass: since padding comes last, plain causal attention does.
         self.mask: Tensor | None = None
 
     def begin(self, positions: Tensor, end: int, live: Tensor | None = None) -> None:
-        """Announce a pass.
+        """Announce a pass over tokens at these positions of each row, int64 (B,T). The first starts at 0.
 
-        Args:
-            positions: int64 (B,T), the position of each row's tokens in its text. The first pass starts at 0.
-            end: one more than the largest position.
-            live: bool (B,), the rows whose output is wanted; an early exit does not wait for the others.
+        `end` is one more than the largest. An early exit waits for `live` rows, bool (B,); None: for all.
         """
-        assert end <= self.capacity, (
-            f"the cache holds {self.capacity} tokens per row, and this pass needs {end}"
-        )
-        if self.filled == 0:
-            # Tokens of the first pass see only each other: plain causal attention, since padding comes last.
-            self.mask, self.exit = None, None
-        else:
+        if self.filled:
             keys = torch.arange(end, device=positions.device)
             self.mask = (keys <= positions[:, :, None])[:, None]
-            self.exit = self._exit
-        self.positions, self.filled = positions, max(end, self.filled)
-        if self.exit is not None:
-            self.exit.begin(self.rows, positions.device, live)
+            if self._exit_rule is not None:
+                live = torch.ones_like(positions[:, 0], dtype=torch.bool) if live is None else live
+                self.exit = EarlyExit(self._exit_rule, live, self._fill)
+        self.positions, self.filled = positions, end
 
     def recurrence(self, i: int) -> KVSlot:
         """The slot that the block's layers read and write at recurrence `i`."""
@@ -88,48 +75,118 @@ class KVCache:
     @property
     def bytes(self) -> int:
         """Bytes of all entries."""
-        return sum(t.untyped_storage().nbytes() for pair in self._stored.values() for t in pair)
-
-    def extend(
-        self, layer: nn.Module, index: int, gated: bool, k: Tensor, v: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Store k and v (B,g,T,c) in a layer's slot; returns all keys and values (B,g,S',c) to attend to, and the mask.
-
-        The mask (B,1,T,S') is None in the first pass, whose attention is causal over its own tokens.
-        """
-        if (layer, index) not in self._stored:
-            shape = (self.rows, self.capacity, k.shape[1], k.shape[3])
-            self._stored[layer, index] = k.new_zeros(shape), v.new_zeros(shape)
-            if gated:
-                self._gated.add(layer)
-        keys, values = self._stored[layer, index]
-        rows = torch.arange(self.rows, device=k.device)
-        if gated and self.exit is not None and self.exit.some_left:
-            rows = rows[self.exit.active]
-        where = rows[:, None], self.positions[rows]
-        keys[where] = k[rows].transpose(1, 2)
-        values[where] = v[rows].transpose(1, 2)
-        if self.mask is None:
-            return k, v, None
-        end = self.mask.shape[-1]
-        return keys[:, :end].transpose(1, 2), values[:, :end].transpose(1, 2), self.mask
+        return sum(t.untyped_storage().nbytes() for pair in self.stored.values() for t in pair)
 
     def _fill(self, leaving: Tensor, i: int) -> None:
-        """Copy the entries of recurrence `i` of rows that leave after it to the slots that they will not reach."""
+        """Copy entries of rows that leave after recurrence `i` to the slots that they will not reach."""
         rows = leaving.nonzero()
         where = rows, self.positions[rows[:, 0]]
-        for layer in self._gated:
-            for index in range(i + 1, self.slots):
-                for target, source in zip(self._stored[layer, index], self._stored[layer, i], strict=True):
+        for (layer, index), targets in self.stored.items():
+            if index > i:
+                for target, source in zip(targets, self.stored[layer, i], strict=True):
                     target[where] = source[where]
 
 
 class KVSlot:
-    """One slot of the cache, as layers receive it."""
+    """One slot, as layers receive it; a gated one takes nothing from rows that have left the loop."""
 
     def __init__(self, cache: KVCache, index: int, gated: bool) -> None:
         self.cache, self.index, self.gated = cache, index, gated
 
     def extend(self, layer: nn.Module, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """See `KVCache.extend`."""
-        return self.cache.extend(layer, self.index, self.gated, k, v)
+        """Store k and v (B,g,T,c); returns all keys and values (B,g,S',c), and the mask (B,1,T,S').
+
+        The mask is None in the first pass, whose attention is causal over its own tokens.
+        """
+        cache, key = self.cache, (layer, self.index)
+        if key not in cache.stored:
+            shape = (cache.rows, cache.capacity, k.shape[1], k.shape[3])
+            cache.stored[key] = k.new_zeros(shape), v.new_zeros(shape)
+        keys, values = cache.stored[key]
+        rows = torch.arange(cache.rows, device=k.device)
+        if self.gated and cache.exit is not None and cache.exit.some_left:
+            rows = rows[cache.exit.active]
+        where = rows[:, None], cache.positions[rows]
+        keys[where] = k[rows].transpose(1, 2)
+        values[where] = v[rows].transpose(1, 2)
+        if cache.mask is None:
+            return k, v, None
+        end = cache.mask.shape[-1]
+        return keys[:, :end].transpose(1, 2), values[:, :end].transpose(1, 2), cache.mask
+
+
+class ExitRule(ABC):
+    """Says when a row's state has settled: its last change is below a positive threshold.
+
+    Only decoding exits early, one token of a row at a time, and no row depends on the others.
+    """
+
+    def __init__(self, threshold: float) -> None:
+        if not (math.isfinite(threshold) and threshold > 0):
+            raise UserError(f"The exit threshold is {threshold}; it must be positive and finite.")
+        self.threshold = threshold
+
+    @abstractmethod
+    def look(self, state: Tensor, logits: Callable[[Tensor], Tensor]) -> Tensor:
+        """What to compare, from the state (B,1,d) for the coda; `logits` runs coda and head on it."""
+
+    @abstractmethod
+    def change(self, before: Tensor, after: Tensor) -> Tensor:
+        """Change (B,) between what `look` saw after two recurrences."""
+
+
+class RelativeChange(ExitRule):
+    """‖s_i - s_{i-1}‖ / ‖s_i‖ of the state that the coda would read.
+
+    `loop/change_i` of a run is something else: relative to ‖s_{i-1}‖, over all lanes and training rows.
+    """
+
+    def look(self, state: Tensor, logits: Callable[[Tensor], Tensor]) -> Tensor:
+        return state.flatten(1).float()
+
+    def change(self, before: Tensor, after: Tensor) -> Tensor:
+        return (after - before).norm(dim=-1) / after.norm(dim=-1).clamp_min(1e-10)
+
+
+class KLChange(ExitRule):
+    """KL(p_i ‖ p_{i-1}) of the next-token distributions in nats; runs the coda after every recurrence."""
+
+    def look(self, state: Tensor, logits: Callable[[Tensor], Tensor]) -> Tensor:
+        return logits(state).flatten(1).log_softmax(dim=-1)
+
+    def change(self, before: Tensor, after: Tensor) -> Tensor:
+        return (after.exp() * (after - before)).sum(dim=-1)
+
+
+class EarlyExit:
+    """Which rows are still in the loop during a pass, and the states of those that have left.
+
+    Args:
+        rule: says when a row leaves.
+        live: bool (B,); rows that are not live leave after the first recurrence.
+        on_exit: called with the rows, bool (B,), that leave after recurrence `i`, and `i`.
+    """
+
+    def __init__(self, rule: ExitRule, live: Tensor, on_exit: Callable[[Tensor, int], None]) -> None:
+        self.rule, self._live, self._on_exit = rule, live, on_exit
+        #: Rows that still run, bool (B,), and the recurrences (B,) that each row has run.
+        self.active = torch.ones_like(live)
+        self.used = torch.zeros_like(live, dtype=torch.int64)
+        self.some_left = False
+        #: What the coda reads (B,1,d): the state with which each row left, or its newest one.
+        self.output: Tensor
+        self._before: Tensor
+
+    def settled(self, i: int, state: Tensor, logits: Callable[[Tensor], Tensor]) -> bool:
+        """Take note of the state (B,1,d) after recurrence `i`; returns whether all rows have left."""
+        self.output = state if i == 0 else torch.where(self.active[:, None, None], state, self.output)
+        self.used += self.active
+        seen = self.rule.look(state, logits)
+        leaving = self.active & ~self._live
+        if i > 0:
+            leaving |= self.active & (self.rule.change(self._before, seen) < self.rule.threshold)
+        self._before = seen
+        if bool(leaving.any()):
+            self._on_exit(leaving, i)
+            self.active, self.some_left = self.active & ~leaving, True
+        return not bool(self.active.any())

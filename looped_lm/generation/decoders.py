@@ -12,17 +12,12 @@ import torch
 from torch import Tensor
 
 from looped_lm.common.errors import UserError
-from looped_lm.generation.cache import KVCache
-from looped_lm.generation.early_exit import ExitRule
+from looped_lm.generation.cache import ExitRule, KVCache
 from looped_lm.model.transformer import LoopedTransformer
 
 
 def check_ids(model: LoopedTransformer, ids: Sequence[int]) -> None:
-    """Refuse tokens for which the model has no embedding.
-
-    Raises:
-        UserError: an id is outside the vocabulary. The message gives the range of the ids and that of the model.
-    """
+    """Refuse, with a UserError, ids for which the model has no embedding."""
     if not 0 <= min(ids) <= max(ids) < model.vocab_size:
         raise UserError(
             f"A prompt has the ids {min(ids)} to {max(ids)}; the model knows 0 to {model.vocab_size - 1}. Use the "
@@ -40,7 +35,7 @@ class Decoder(ABC):
         num_recurrences: recurrences of every pass; None: the model's own count.
 
     Raises:
-        UserError: there are no rows, a row is empty, ids are outside the vocabulary, or the model cannot run the count.
+        UserError: a row is missing or empty, ids are unknown, or the model cannot run the count.
     """
 
     def __init__(
@@ -97,7 +92,7 @@ class CachedDecoder(Decoder):
 
     Args:
         budget: number of recurrences whose entries are kept; see `KVCache`.
-        exit_rule: says when a token has had enough recurrences; None: never. Prompts get all recurrences.
+        exit_rule: says when a token has had enough recurrences; None: never. Prompts get all.
     """
 
     def __init__(

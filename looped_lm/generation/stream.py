@@ -1,19 +1,22 @@
-"""Text from a decoder, token by token, and what its shortcuts cost."""
+"""How tokens are chosen from a decoder's logits (B,V), one by one, and what its shortcuts cost."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from looped_lm.common.errors import UserError
 from looped_lm.generation.decoders import Decoder
-from looped_lm.generation.sampling import Sampling
 from looped_lm.model.transformer import LoopedTransformer
 from looped_lm.sharing.load import TextTokenizer
 
-#: Tokens of a prompt that are decoded together with its continuation: a decoder may drop the space that begins a text.
+#: Differences of logits divided by this stay finite in fp32, and nothing colder differs from greedy.
+_COLDEST = 1e-30
+#: Tokens of a prompt to decode with its continuation: a decoder may drop the space that begins a text.
 _SEEN = 8
 
 
@@ -23,7 +26,7 @@ def with_bos(tokenizer: TextTokenizer, texts: Sequence[str]) -> list[list[int]]:
 
 
 def known_ids(model: LoopedTransformer, tokenizer: TextTokenizer) -> int:
-    """The number of ids, from 0 on, that both the model and its tokenizer know. No others may be drawn."""
+    """How many ids both the model and its tokenizer know. No others may be drawn."""
     return min(model.vocab_size, tokenizer.vocab_size)
 
 
@@ -37,14 +40,81 @@ def continuation(tokenizer: TextTokenizer, prompt: Sequence[int], new: Sequence[
 
 
 @dataclass(frozen=True)
-class Step:
-    """What one step added to every row; entries of rows that had ended before are None."""
+class Sampling:
+    """Temperature, then top-k, then top-p, in the customary order.
 
-    #: The new token's id.
+    Args:
+        temperature: divides the logits; 0 always takes the most likely token.
+        top_k: sample among this many most likely tokens; None: all.
+        top_p: sample among the fewest tokens that together have this probability; None: all.
+        seed: of the draws. Every row has its own stream of random numbers, whatever the other rows are.
+
+    Raises:
+        UserError: a value is out of range, or top_k or top_p is given at temperature 0.
+    """
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise UserError(f"temperature is {self.temperature}; it must be 0 (greedy) or a positive number.")
+        if self.top_k is not None and self.top_k < 1:
+            raise UserError(f"top_k is {self.top_k}; it must be at least 1.")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise UserError(f"top_p is {self.top_p}; it must be above 0 and at most 1.")
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"seed is {self.seed}; it must be between 0 and 2^32 - 1.")
+        if self.temperature == 0 and (self.top_k is not None or self.top_p is not None):
+            raise UserError(
+                "top_k and top_p have no effect at temperature 0: give a temperature, such as 1, too."
+            )
+
+    def generators(self, rows: int, device: torch.device) -> list[torch.Generator]:
+        """One generator per row."""
+        return [torch.Generator(device).manual_seed(self.seed * 2**31 + row) for row in range(rows)]
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """The distribution (B,V) to draw from at a temperature above 0."""
+        # Relative to the largest, so that a tiny temperature does not overflow.
+        logits = (logits - logits.amax(dim=-1, keepdim=True)) / max(self.temperature, _COLDEST)
+        if self.top_k is not None and self.top_k < logits.shape[-1]:
+            kept = logits.topk(self.top_k, dim=-1)
+            logits = torch.full_like(logits, -math.inf).scatter_(-1, kept.indices, kept.values)
+        p = logits.softmax(dim=-1)
+        if self.top_p is not None:
+            ordered, order = p.sort(dim=-1, descending=True, stable=True)
+            # A token stays if those before it do not reach top_p yet, so the first always stays.
+            outside = ordered.cumsum(dim=-1) - ordered >= self.top_p
+            p = p.masked_fill(torch.zeros_like(outside).scatter_(-1, order, outside), 0.0)
+            p = p / p.sum(dim=-1, keepdim=True)
+        return p
+
+    def choose(self, logits: Tensor, generators: list[torch.Generator]) -> Tensor:
+        """Token ids (B,) drawn from logits (B,V), which must be finite."""
+        if not bool(logits.isfinite().all()):
+            raise UserError(
+                "The model's logits are not finite: its weights contain NaN or infinity, or lead to an overflow. Use a "
+                "checkpoint from before its training diverged."
+            )
+        if self.temperature == 0:
+            return logits.argmax(dim=-1)
+        p = self.probabilities(logits)
+        drawn = [torch.multinomial(row, 1, generator=g) for row, g in zip(p, generators, strict=True)]
+        return torch.cat(drawn)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step added to every row: a token, its log-probability and the recurrences that predicted it.
+
+    Log-probabilities are in nats, before temperature, top-k and top-p. Rows that had ended before have None.
+    """
+
     tokens: list[int | None]
-    #: Its log-probability in nats, before temperature, top-k and top-p.
     log_probs: list[float | None]
-    #: Number of recurrences that predicted it.
     recurrences: list[int | None]
 
 
@@ -63,7 +133,7 @@ def stream(
         max_new_tokens: largest number of steps.
         sampling: how tokens are chosen; None: always the most likely one.
         stop_token: ends a row and is its last token; None: rows end with the steps.
-        vocab_size: only ids below this are chosen, for a tokenizer with fewer ids than the model; None: all.
+        vocab_size: only ids below this are chosen; None: all.
     """
     sampling = Sampling() if sampling is None else sampling
     live = torch.ones_like(decoder.lengths, dtype=torch.bool)
@@ -86,7 +156,7 @@ def stream(
 
 @dataclass(frozen=True)
 class Generated:
-    """The new tokens of every row, each with its log-probability (nats) and number of recurrences."""
+    """All steps by row; see `Step`."""
 
     tokens: list[list[int]]
     log_probs: list[list[float]]
@@ -94,23 +164,18 @@ class Generated:
 
     @classmethod
     def collect(cls, steps: Iterator[Step]) -> Generated:
-        """All steps of a stream, by row."""
-        rows = [(s.tokens, s.log_probs, s.recurrences) for s in steps]
-        columns = [
-            [[x for x in row if x is not None] for row in zip(*c, strict=True)]
-            for c in zip(*rows, strict=True)
-        ]
-        return cls(*columns)
+        """All steps of a stream."""
+        columns = zip(*((s.tokens, s.log_probs, s.recurrences) for s in steps), strict=True)
+        by_row = (zip(*column, strict=True) for column in columns)
+        return cls(*([[x for x in row if x is not None] for row in rows] for rows in by_row))
 
 
 @dataclass(frozen=True)
 class Drift:
-    """How far shortcuts (a small KV budget, early exit) moved the predictions away from those of all recurrences."""
+    """Mean and largest |Δ log p| of the chosen `tokens` by shortcuts (KV budget, early exit), in nats."""
 
-    #: Mean and largest |Δ log p| of the chosen tokens, in nats.
     mean: float
     largest: float
-    #: Number of tokens compared.
     tokens: int
 
     def __str__(self) -> str:
@@ -119,15 +184,12 @@ class Drift:
 
 @torch.inference_mode()
 def drift(decoder: Decoder, generated: Generated, vocab_size: int | None = None) -> Drift:
-    """Compare what a decoder has generated with one pass over each whole row, without cache, with all recurrences.
-
-    `vocab_size` is that of `stream`.
-    """
+    """Compare with one pass of all recurrences over each whole row; `vocab_size` as in `stream`."""
     differences: list[Tensor] = []
     for row, length, new, stored in zip(
         decoder.tokens, decoder.lengths, generated.tokens, generated.log_probs, strict=True
     ):
-        # All rows have grown by as many tokens as the longest continuation has, those that ended early, too.
+        # Rows that ended early have grown by as many tokens as the longest continuation has, too.
         start = int(length) - max(map(len, generated.tokens))
         with torch.compiler.set_stance("force_eager"):
             hidden = decoder.model.hidden(row[None, : start + len(new) - 1], decoder.num_recurrences)

@@ -1,7 +1,7 @@
 """A model as a folder to share: model.safetensors, config.json and, where known, its tokenizer's file.
 
-Neither Lightning nor a pickle is needed to read it. config.json names every component by class path, so the package of
-a user's own component must be installed where the folder is read.
+Neither Lightning nor a pickle is needed to read it. config.json names every component by class path, so a user's own
+must be installed where the folder is read.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ def save_pretrained(model: LoopedTransformer, folder: str | Path, tokenizer: Any
     Args:
         model: the model.
         folder: must not exist.
-        tokenizer: an object with `serialized()` (file name, content) and `settings()` (class_path and more), as
-            `datamodules.Tokenizer` has; None: the folder has none.
+        tokenizer: as `load.TextTokenizer` describes; None: the folder has none.
 
     Raises:
         UserError: there is something at `folder`.

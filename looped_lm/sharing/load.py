@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import yaml
 
 from looped_lm.common.errors import UserError, for_users
-from looped_lm.loop.component import Component, Spec, as_instance, import_class
+from looped_lm.loop.component import Component, as_instance, import_class
 from looped_lm.model.transformer import LoopedTransformer
 from looped_lm.runs.checkpoint import compare_tensors, look, verify
 from looped_lm.seams import SEAMS, before
@@ -25,43 +25,36 @@ if TYPE_CHECKING:
 
 
 class TextTokenizer(Protocol):
-    """What is needed of a tokenizer; `datamodules.Tokenizer` has it."""
+    """What is needed of a tokenizer; `datamodules.Tokenizer` has it.
+
+    `encode` leaves BOS out, `serialized` gives file name and content of the stored form, and `settings` class_path and
+    what else the class's `load(folder, settings)` needs.
+    """
 
     vocab_size: int
     bos_id: int
 
-    def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
-        """Ids of each text, without BOS."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of the ids."""
-
-    def serialized(self) -> tuple[str, bytes]:
-        """(file name, content) of its stored form."""
-
-    def settings(self) -> dict[str, Any]:
-        """class_path and what else its class's `load(folder, settings)` needs."""
+    def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]: ...
+    def decode(self, ids: Sequence[int]) -> str: ...
+    def serialized(self) -> tuple[str, bytes]: ...
+    def settings(self) -> dict[str, Any]: ...
 
 
 def load_model(path: str | Path) -> LoopedTransformer:
     """The model of a checkpoint, or of a folder written by `export`, on the CPU.
 
     Raises:
-        UserError: there is nothing at `path`.
-        UserError: it is neither.
+        UserError: there is nothing at `path`, or it is neither.
     """
     # A folder needs no Lightning.
     return load_pretrained(path).eval() if Path(path).is_dir() else load_lm(path).model.eval()
 
 
 def load_lm(path: str | Path) -> LoopedLM:
-    """The Lightning module of a checkpoint, or one around the model of an exported folder, on the CPU.
-
-    The recipe of the latter is a placeholder: it is for evaluation.
+    """The Lightning module of a checkpoint, or one to evaluate an exported folder with, on the CPU.
 
     Raises:
-        UserError: there is nothing at `path`.
-        UserError: it is neither.
+        UserError: there is nothing at `path`, or it is neither.
     """
     from looped_lm.training.lightning_module import LoopedLM
 
@@ -70,6 +63,7 @@ def load_lm(path: str | Path) -> LoopedLM:
         from looped_lm.training.schedules import Steps
 
         model = load_pretrained(path)
+        # The recipe is a placeholder.
         lm = LoopedLM(horizon=Steps(1), batch_tokens=model.seq_len, **model.architecture())
         lm.model = model
         return lm.eval()
@@ -82,18 +76,14 @@ def load_lm(path: str | Path) -> LoopedLM:
     try:
         return LoopedLM.load_from_checkpoint(path, map_location="cpu").eval()
     except TypeError as error:
-        # Hyperparameters that the classes do not have. What a component raises keeps its own line.
+        # Unknown hyperparameters. What a component raises keeps its own line.
         if not str(error).startswith(("LoopedLM.__init__()", "LoopedTransformer.__init__()")):
             raise
         raise UserError(f"{path} cannot be loaded into a LoopedLM: {error}.") from error
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """config.json of a folder that `save_pretrained` wrote.
-
-    Raises:
-        UserError: no such folder, or of another format or version.
-    """
+    """config.json of an exported folder; UserError: it is missing or of another format."""
     path = Path(folder) / CONFIG
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -114,12 +104,10 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 def load_pretrained(folder: str | Path, **overrides: Any) -> LoopedTransformer:
     """The model in a folder that `save_pretrained` wrote, on the CPU, with the dtypes it was saved with.
 
-    Args:
-        folder: the folder.
-        overrides: arguments of LoopedTransformer that change nothing in the weights (recompute, bptt, ...).
+    `overrides` are arguments of LoopedTransformer that leave the weights alone (recompute, bptt, ...).
 
     Raises:
-        UserError: no such folder, arguments or components that are not known here, or weights of another architecture.
+        UserError: no such folder, unknown arguments or components, or weights of another architecture.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -131,11 +119,8 @@ def load_pretrained(folder: str | Path, **overrides: Any) -> LoopedTransformer:
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path} cannot be read: {error}. Copy or export the folder again.") from error
     model = LoopedTransformer(**arguments)
-    compare_tensors(
-        tensors,
-        model.state_dict(),
-        f"{CONFIG} and {WEIGHTS} of {folder} do not belong together; export the model again.",
-    )
+    way_out = f"{CONFIG} and {WEIGHTS} of {folder} do not belong together; export the model again."
+    compare_tensors(tensors, model.state_dict(), way_out)
     model.load_state_dict(tensors, assign=True)
     return model
 
@@ -157,12 +142,8 @@ def _architecture(folder: Path) -> dict[str, Any]:
     return stored
 
 
-def refuse_foreign(spec: Spec | Any, base: type, where: str) -> None:
-    """Refuse a class path that names no component: a shared file must not make us call just anything.
-
-    Raises:
-        UserError: naming the class path.
-    """
+def refuse_foreign(spec: Any, base: type, where: str) -> None:
+    """Refuse class paths of other things: a shared file must not make us call just anything."""
     path = spec.get("class_path") if isinstance(spec, Mapping) else None
     found = import_class(path) if isinstance(path, str) else None
     if not (inspect.isclass(found) and issubclass(found, base)):
@@ -179,49 +160,38 @@ def _nested(value: Any) -> list[Mapping[str, Any]]:
     return [spec for v in value for spec in _nested(v)] if isinstance(value, list) else []
 
 
-def load_data(path: str | Path, given: str | None = None) -> LightningDataModule:
-    """The data module that a model was trained with, set up for validation.
-
-    Args:
-        path: checkpoint, which names its data in the run record, or exported folder, which does not. The embedded
-            corpus is prepared first where it is not there yet.
-        given: class path of another data module, or class_path and init_args as YAML.
-
-    Raises:
-        UserError: it is not known, or not at hand.
-    """
-    way_out = (
-        "Name some by --data, such as "
-        "'{class_path: datamodules.TokenDataModule, init_args: {data_dir: my_data, seq_len: 256}}'."
-    )
-    return _data(path, given, "validate", way_out)
-
-
 def recorded_config(path: str | Path) -> dict[str, Any]:
-    """The configuration of the run that wrote a checkpoint; empty for exported folders and where nothing says it.
-
-    Raises:
-        UserError: the file cannot be read, or is no checkpoint.
-    """
+    """The configuration of the run that wrote a checkpoint, where known; empty for exported folders."""
     return {} if Path(path).is_dir() else look(path).record.get("config") or {}
 
 
 def names_data(path: str | Path) -> bool:
-    """Whether a checkpoint says what data it was trained on; exported folders and converted checkpoints do not.
-
-    Raises:
-        UserError: the file cannot be read, or is no checkpoint.
-    """
+    """Whether `recorded_config` names data; exported folders and converted checkpoints have none."""
     return bool((recorded_config(path).get("data") or {}).get("class_path"))
 
 
-def _data(path: str | Path, given: str | None, stage: str, way_out: str) -> LightningDataModule:
+def load_data(
+    path: str | Path,
+    given: str | None = None,
+    stage: str = "validate",
+    way_out: str = "Name some by --data, such as "
+    "'{class_path: datamodules.TokenDataModule, init_args: {data_dir: my_data, seq_len: 256}}'.",
+) -> LightningDataModule:
+    """The data module that a model was trained with, set up for Lightning's `stage`.
+
+    Args:
+        path: checkpoint, which names its data, or exported folder, which does not. An embedded corpus that is not
+            there yet is prepared.
+        given: class path of another data module, or class_path and init_args as YAML.
+
+    Raises:
+        UserError: it is not known, or not at hand; the message ends with the way out.
+    """
     if given is None and not names_data(path):
         raise UserError(f"{path} does not say what data it was trained on. {way_out}")
     with _at_hand(f"The data of {path}", way_out):
-        data: LightningDataModule = as_instance(
-            recorded_config(path)["data"] if given is None else _spec(given)
-        )
+        spec = recorded_config(path)["data"] if given is None else _spec(given)
+        data: LightningDataModule = as_instance(spec)
         data.prepare_data()
         data.setup(stage)
     return data
@@ -239,7 +209,6 @@ def _at_hand(what: str, way_out: str) -> Iterator[None]:
 
 
 def _spec(given: str) -> Any:
-    """A component as the command line names it."""
     try:
         spec = yaml.safe_load(given)
     except yaml.YAMLError:
@@ -255,10 +224,9 @@ def load_tokenizer(path: str | Path, given: str | None = None, data: str | None 
     """The tokenizer that a model was trained with.
 
     Args:
-        path: checkpoint or exported folder. A checkpoint names its data in the run record, and the data its tokenizer;
-            the embedded corpus is prepared first where it is not there yet.
+        path: checkpoint, whose data has the tokenizer, or exported folder.
         given: class path of another, or class_path and init_args as YAML.
-        data: a data module whose tokenizer it is, where a file names none itself, as `load_data` takes it.
+        data: data module, as `load_data` takes it, whose tokenizer is taken where the file names none.
 
     Raises:
         UserError: there is none to be found, or not the one that the file names.
@@ -281,7 +249,7 @@ def load_tokenizer(path: str | Path, given: str | None = None, data: str | None 
             return _exported_tokenizer(path, settings, way_out)
         if data is None:
             raise UserError(f"{path} was exported without a tokenizer. {way_out}")
-    module = _data(path, None if path.is_file() and names_data(path) else data, "predict", way_out)
+    module = load_data(path, None if path.is_file() and names_data(path) else data, "predict", way_out)
     if not hasattr(module, "load_tokenizer"):
         raise UserError(f"{path} was trained on {type(module).__name__}, which knows no tokenizer. {way_out}")
     with _at_hand(f"The tokenizer of {path}", way_out):
@@ -289,7 +257,7 @@ def load_tokenizer(path: str | Path, given: str | None = None, data: str | None 
 
 
 def _exported_tokenizer(folder: Path, settings: Any, way_out: str) -> TextTokenizer:
-    """The tokenizer beside an exported model. A shared folder must not make us call just anything."""
+    """The tokenizer beside an exported model, from a class of tokenizers and nothing else."""
     name = settings.get("class_path") if isinstance(settings, dict) else None
     found = import_class(name) if isinstance(name, str) else None
     needed = ("encode", "decode", "serialized", "load")
@@ -311,12 +279,8 @@ def _exported_tokenizer(folder: Path, settings: Any, way_out: str) -> TextTokeni
 
 
 def refuse_other_tokenizer(path: str | Path, data: LightningDataModule) -> None:
-    """Refuse data of another tokenizer than an exported folder's; a checkpoint's data module compares by itself.
-
-    Raises:
-        UserError: they differ.
-    """
-    settings = read_config(Path(path)).get("tokenizer") if Path(path).is_dir() else None
+    """Refuse data of another tokenizer than an exported folder's. A checkpoint's compares by itself."""
+    settings = read_config(path).get("tokenizer") if Path(path).is_dir() else None
     if not settings or "sha256" not in settings or not hasattr(data, "load_tokenizer"):
         return
     found = sha256(data.load_tokenizer())

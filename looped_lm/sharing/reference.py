@@ -1,7 +1,7 @@
-"""Checkpoints of the paper authors' public code (arXiv 2604.21106): names of tensors and keys of their model_config.
+"""Checkpoints of the paper authors' public code (arXiv 2604.21106): names of tensors and keys of model_config.
 
-Renaming only: tensors keep their bytes and their dtype. That code rounds the rotary tables to bfloat16, so a model read
-from it does, too (`rope_bf16`).
+Tensors keep their bytes and their dtype. That code rounds the rotary tables to bfloat16, so a model read from it does,
+too (`rope_bf16`).
 """
 
 from __future__ import annotations
@@ -57,25 +57,15 @@ CONFIG_KEYS = (
 
 
 def refuse_other_keys(what: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Name keys that are unknown or missing.
-
-    Raises:
-        UserError: there are some.
-    """
-    unknown, missing = sorted(set(given) - set(known)), sorted(set(known) - set(given))
-    parts = [f"unknown: {', '.join(unknown)}"] * bool(unknown) + [f"missing: {', '.join(missing)}"] * bool(
-        missing
-    )
+    """Name, in a UserError, the keys that are unknown or missing."""
+    differing = {"unknown": set(given) - set(known), "missing": set(known) - set(given)}
+    parts = [f"{kind}: {', '.join(sorted(keys))}" for kind, keys in differing.items() if keys]
     if parts:
         raise UserError(f"{what} does not have the reference code's keys; {'; '.join(parts)}.")
 
 
 def reference_name(name: str) -> str:
-    """The reference code's name of one of our tensors (without `model.`).
-
-    Raises:
-        UserError: it has no such tensor.
-    """
+    """The reference code's name of one of our tensors (without `model.`); UserError: it has none."""
     section, _, rest = name.partition(".")
     layer, _, inside = rest.partition(".")
     if section in _SECTIONS and inside in _IN_LAYER:
@@ -102,7 +92,7 @@ def architecture_from_reference(config: Mapping[str, Any]) -> dict[str, Any]:
     if width % heads:
         raise UserError(f"n_embd {width} is no multiple of n_head {heads}.")
     injection, lanes = _INJECTIONS[kind]
-    several = lanes is HyperConnectionLanes
+    several = {"num_lanes": config["num_lanes"]} if lanes is HyperConnectionLanes else {}
     return {
         "vocab_size": config["vocab_size"],
         "seq_len": config["sequence_len"],
@@ -114,7 +104,7 @@ def architecture_from_reference(config: Mapping[str, Any]) -> dict[str, Any]:
         "coda_layers": config["n_coda"],
         "num_recurrences": r,
         "injection": _spec(injection),
-        "lanes": _spec(lanes, num_lanes=config["num_lanes"]) if several else _spec(lanes),
+        "lanes": _spec(lanes, **several),
         "bptt": _spec(FullBPTT) if window is None or window >= r else _spec(TruncatedBPTT, window=window),
         "logit_softcap": float(config["logit_softcap"]),
         "rope_bf16": True,
@@ -122,21 +112,16 @@ def architecture_from_reference(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_other_numbers(key: str, value: Any) -> None:
-    """Refuse a value that a key of a model_config cannot have.
-
-    Raises:
-        UserError: naming key and value.
-    """
     if key == "input_injection" or (key == "bptt_k" and value is None):
         return
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if key in ("size", "logit_softcap"):
-        if not (number and value > 0):
-            raise UserError(f"{key} is {value!r}; it must be a positive number.")
-        return
-    least = 0 if key in ("n_prelude", "n_coda") else 1
-    if not (number and value == int(value) and value >= least):
-        raise UserError(f"{key} is {value!r}; it must be a whole number of at least {least}.")
+        right, kind = number and value > 0, "a positive number"
+    else:
+        least = 0 if key in ("n_prelude", "n_coda") else 1
+        right, kind = number and value == int(value) >= least, f"a whole number of at least {least}"
+    if not right:
+        raise UserError(f"{key} is {value!r}; it must be {kind}.")
 
 
 def _spec(component: type, **init_args: Any) -> Spec:
@@ -157,17 +142,8 @@ def tensors_from_reference(tensors: Mapping[str, Tensor], model: LoopedTransform
     return {name: plain[theirs] for name, theirs in names.items()}
 
 
-def tensors_to_reference(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The reference code's tensors from our state dict (names without `model.`)."""
-    return {reference_name(name): tensor for name, tensor in tensors.items()}
-
-
 def config_to_reference(model: LoopedTransformer) -> dict[str, Any]:
-    """The model_config that describes a model.
-
-    Raises:
-        UserError: the reference code has no such component.
-    """
+    """The model_config that describes a model; UserError: the reference code lacks a component."""
     kinds = {classes: kind for kind, classes in _INJECTIONS.items()}
     kind = kinds.get((type(model.injection), type(model.lanes)))
     if kind is None:

@@ -21,8 +21,8 @@ from looped_lm.sharing.load import load_model
 from looped_lm.sharing.reference import (
     architecture_from_reference,
     config_to_reference,
+    reference_name,
     tensors_from_reference,
-    tensors_to_reference,
 )
 from looped_lm.training.description import run_record
 from looped_lm.training.lightning_module import LoopedLM
@@ -32,11 +32,7 @@ _MODEL_FILE = re.compile(r"model_(\d+)\.pt")
 
 
 def find_step(folder: Path, step: int | None) -> tuple[int, Path, Path]:
-    """Step, model file and meta file.
-
-    Raises:
-        UserError: the folder has no such step, or no meta file for it.
-    """
+    """Step, model file and meta file; UserError: the folder lacks the step or its meta file."""
     files = {
         int(m.group(1)): f for f in sorted(folder.glob("model_*.pt")) if (m := _MODEL_FILE.fullmatch(f.name))
     }
@@ -55,8 +51,7 @@ def read_folder(folder: Path, step: int | None, batch_tokens: int) -> tuple[dict
     """A Lightning checkpoint with its run record, and the module it is for.
 
     Raises:
-        UserError: see `find_step`.
-        UserError: files that cannot be read, or keys that are not known or missing.
+        UserError: files are missing or cannot be read, or keys are missing or unknown.
     """
     step, model_file, meta_file = find_step(folder, step)
     if step < 1:
@@ -141,10 +136,11 @@ def write_folder(checkpoint_file: Path, out: Path) -> tuple[int, LoopedTransform
     model = load_model(checkpoint_file)
     config, step = config_to_reference(model), int(checkpoint["global_step"])
     # From the file: the module may hold some of them in another precision.
-    own = {n.removeprefix("model."): t for n, t in checkpoint["state_dict"].items() if n.startswith("model.")}
+    own = ((n, t) for n, t in checkpoint["state_dict"].items() if n.startswith("model."))
+    theirs = {reference_name(name.removeprefix("model.")): tensor for name, tensor in own}
     with failing_with("Make room, or name another folder.", out), new_folder(out) as folder:
         with (folder / f"model_{step:06d}.pt").open("wb") as file:
-            torch.save(tensors_to_reference(own), file)
+            torch.save(theirs, file)
         meta = json.dumps({"step": step, "model_config": config}, indent=2) + "\n"
         (folder / f"meta_{step:06d}.json").write_text(meta, encoding="utf-8")
     return step, model

@@ -205,12 +205,12 @@ def test_a_stopped_evaluation_keeps_what_it_has_found(in_folder: Path) -> None:
     save_pretrained(tiny_model(vocab_size=257), "m", ByteTokenizer())
     script = (
         "import os, signal, sys\n"
-        "from looped_lm.evaluation import measuring\n"
-        "found = measuring.probe_rows\n"
+        "from looped_lm.evaluation import session\n"
+        "found = session.probe_rows\n"
         "def probe_rows(probe, *rest):\n"
         "    if probe.name != 'induction_head': os.kill(os.getpid(), signal.SIGTERM)\n"
         "    return found(probe, *rest)\n"
-        "measuring.probe_rows = probe_rows\n"
+        "session.probe_rows = probe_rows\n"
         "from looped_lm.cli import cli\n"
         f"sys.exit(cli(['evaluate', '--ckpt', 'm', *{PROBES!r}]))"
     )

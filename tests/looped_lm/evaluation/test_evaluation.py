@@ -14,10 +14,10 @@ import torch
 
 from datamodules import ByteTokenizer
 from looped_lm.evaluation import public
-from looped_lm.evaluation.measuring import default_counts, fitted, probe_rows
 from looped_lm.evaluation.probes import PROBES, Example, Probe
 from looped_lm.evaluation.results import LossRow, Results, TaskRow
 from looped_lm.evaluation.scoring import Encoded, Encoder, Scorer
+from looped_lm.evaluation.session import default_counts, fitted, probe_rows
 from looped_lm.evaluation.suite import AXES, OWN_TASKS, PUBLIC, select
 from looped_lm.model.transformer import LoopedTransformer
 from tests.support.tiny import perturb, tiny_model

@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from datamodules import ByteTokenizer
 from looped_lm import HyperP, LoopedLM, Steps
-from looped_lm.evaluation.measuring import probe_rows
 from looped_lm.evaluation.probes import PROBES, induction_head
 from looped_lm.evaluation.results import TaskRow
 from looped_lm.evaluation.scoring import Encoder, Scorer
+from looped_lm.evaluation.session import probe_rows
 from tests.support.tiny import tiny_lm, tiny_trainer
 
 BYTES = ByteTokenizer()
