@@ -17,13 +17,9 @@ PARTIAL = ".partial"
 
 @contextmanager
 def new_file(path: str | Path) -> Iterator[Path]:
-    """A path to write to, which becomes `path` when the block ends and all of it is on the disk.
+    """A path to write to, which becomes `path` when the block ends and all of it is on the disk. Makes the folder.
 
-    A process killed at any moment, and a block that raises, leave the file that was there before. Missing folders are
-    made.
-
-    Raises:
-        OSError: the disk is full, or the folder cannot be written to.
+    A process killed at any moment, and a block that raises, leave the file that was there before.
     """
     aside = Path(f"{path}{PARTIAL}")
     try:
@@ -44,7 +40,6 @@ def new_folder(path: Path) -> Iterator[Path]:
 
     Raises:
         UserError: there is something at `path`.
-        OSError: the disk is full, or the folder above cannot be written to.
     """
     if path.exists():
         raise UserError(f"{path} exists, and nothing is overwritten: name another folder, or remove it.")
@@ -76,10 +71,8 @@ def _flush(path: Path) -> None:
 def failing_with(way_out: str, path: str | Path) -> Iterator[None]:
     """Name the file and the system's reason where the block cannot write.
 
-    torch.save raises a RuntimeError or another OSError while it handles the system's own, of a full disk, for example.
-
     Raises:
-        UserError: the block raised an OSError, or something else because of one.
+        UserError: the block raised an OSError, or something else because of one, as torch.save does on a full disk.
     """
     try:
         yield

@@ -1,8 +1,7 @@
 """What a checkpoint and a run record need to know of a component: its class and how it was built.
 
-Every seam's base class derives from `Component`, which remembers the arguments of its constructor. `component_spec`
-turns a component back into `{"class_path": ..., "init_args": ...}` (plain JSON types), and `build` takes either that
-form or a callable, so that a checkpoint alone rebuilds the model it holds, even one built in Python.
+`component_spec` turns a component into `{"class_path": ..., "init_args": ...}` (plain JSON types), and `build` takes
+that form or a callable: a checkpoint alone rebuilds the model it holds, even one built in Python.
 """
 
 from __future__ import annotations
@@ -85,11 +84,7 @@ class PerRecurrence(ModelComponent):
 
 
 def class_path(obj: type | Callable[..., Any]) -> str:
-    """Import path of a class or function, short where the package re-exports it.
-
-    Raises:
-        UserError: it is defined inside a function and has no import path.
-    """
+    """Import path of a class or function, short where the package re-exports it; UserError if it has none."""
     module, name = obj.__module__, obj.__qualname__
     if "<" in name:
         raise UserError(
@@ -103,11 +98,7 @@ def class_path(obj: type | Callable[..., Any]) -> str:
 
 
 def component_spec(component: Component, sizes: int = 0) -> Spec:
-    """`{"class_path", "init_args"}` of a component.
-
-    Args:
-        component: the component.
-        sizes: how many leading constructor arguments the model supplies itself; they are left out of `init_args`.
+    """`{"class_path", "init_args"}` of a component, without the leading `sizes` arguments, which its owner supplies.
 
     Raises:
         UserError: an argument is not plain data, so no checkpoint could restore it.
@@ -122,9 +113,7 @@ def component_spec(component: Component, sizes: int = 0) -> Spec:
 
 
 def callable_spec(factory: Callable[..., Any], owner: str) -> Spec:
-    """`{"class_path", "init_args"}` of a class or a `functools.partial` of one (an optimizer factory, for example).
-
-    `init_args` holds every argument that has a value, defaults included.
+    """`{"class_path", "init_args"}` of a class or a `functools.partial` of one, with all defaults.
 
     Raises:
         UserError: the callable is neither, so no checkpoint could restore it.
@@ -145,10 +134,9 @@ def _called(factory: Callable[..., Any]) -> tuple[Callable[..., Any], tuple[Any,
     """What a factory calls in the end, and the arguments that it adds."""
     if not isinstance(factory, functools.partial):
         return factory, (), {}
-    *_, last = (factory.func, *factory.args)
-    if inspect.isclass(last):
+    if factory.args and inspect.isclass(factory.args[-1]):
         # A parser's partial calls the class through a function of its own and passes it as the last argument.
-        return last, (), factory.keywords
+        return factory.args[-1], (), factory.keywords
     return factory.func, factory.args, factory.keywords
 
 
@@ -171,8 +159,7 @@ def import_class(path: str) -> Any:
     """The object that a class path names.
 
     Raises:
-        UserError: no such module or attribute; the message lists the attributes there are. An import that fails inside
-            the module keeps its own error.
+        UserError: no such module or attribute. An import that fails inside the module keeps its own error.
     """
     module_name, _, name = path.rpartition(".")
     try:
@@ -191,40 +178,30 @@ def import_class(path: str) -> Any:
 
 
 def as_factory(factory: Callable[..., Any] | Mapping[str, Any]) -> Callable[..., Any]:
-    """A callable from a callable or from `{"class_path", "init_args"}` as stored in checkpoints.
-
-    Raises:
-        UserError: other keys, or a class path that names nothing.
-    """
+    """A callable from a callable or from `{"class_path", "init_args"}`; UserError for other keys and unknown paths."""
     if not isinstance(factory, Mapping):
         return factory
     unknown = set(factory) - {"class_path", "init_args"}
     if unknown or "class_path" not in factory:
         raise UserError(f"A component is given as class_path and init_args; got the keys {sorted(factory)}.")
-    init_args = {
-        name: as_instance(value) if isinstance(value, Mapping) and "class_path" in value else value
-        for name, value in (factory.get("init_args") or {}).items()
-    }
+    init_args = dict(factory.get("init_args") or {})
+    for name, value in init_args.items():
+        if isinstance(value, Mapping) and "class_path" in value:
+            init_args[name] = as_instance(value)
     return functools.partial(import_class(factory["class_path"]), **init_args)
 
 
 def as_instance(component: Any) -> Any:
-    """The component itself, built first if given as `{"class_path", "init_args"}`.
-
-    Raises:
-        UserError: as `build`.
-    """
+    """The component itself, built first if given as `{"class_path", "init_args"}`; raises what `build` raises."""
     return build(component, "component", {}) if isinstance(component, Mapping) else component
 
 
 def build(factory: Callable[..., Any] | Mapping[str, Any], what: str, sizes: Mapping[str, int]) -> Any:
     """Call a factory with the sizes that its owner supplies, by position and in this order.
 
-    Whether it takes them is read off its signature first. What the constructor itself raises is left as it is: a fault
-    in a component shows at its own line.
-
     Raises:
-        UserError: the constructor does not take these sizes, or there is nothing to call.
+        UserError: by its signature the constructor does not take these sizes, or there is nothing to call. What the
+            constructor itself raises is left as it is: a fault in a component shows at its own line.
     """
     factory = as_factory(factory)
     target, positional, given = _called(factory)

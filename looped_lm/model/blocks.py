@@ -133,10 +133,7 @@ class Block(nn.Module):
         self.norm_mlp = rms_norm(d_model)
         self.mlp = MLP(d_model)
         self.residual_attn, self.residual_mlp = residual(), residual()
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Uniform(-a, a) with a = sqrt(3 / fan_in): standard deviation 1/sqrt(fan_in)."""
+        # Uniform(-a, a) with a = sqrt(3 / fan_in): standard deviation 1/sqrt(fan_in).
         for module in (*self.attn.modules(), *self.mlp.modules()):
             if isinstance(module, nn.Linear):
                 bound = math.sqrt(3.0 / module.in_features)

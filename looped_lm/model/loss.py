@@ -1,9 +1,8 @@
 """Cross entropy of the head without ever holding all logits.
 
-N tokens, d = d_model, V vocabulary. The logits of all tokens, N·V floats and their gradients, are the largest tensors
-of a training step by far. Here they live for a chunk of tokens at a time: loss and gradients of a chunk are taken
-together, so that backward has nothing to recompute and the matrix products are those of the plain head. Gradients are
-exact.
+N tokens, d = d_model, V vocabulary. The logits, N·V floats and their gradients, would be the largest tensors of a step
+by far. Here they live for a chunk of tokens at a time: loss and exact gradients of a chunk are taken together, so that
+backward has nothing to recompute and the matrix products are those of the plain head.
 """
 
 from __future__ import annotations
@@ -50,9 +49,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if wants_gradients else None
         grad_weight = torch.zeros_like(weight) if wants_gradients else None
         size = chunk_tokens(vocab_size)
-        for h, y, start in zip(
-            hidden.split(size), targets.split(size), range(0, len(hidden), size), strict=True
-        ):
+        for start in range(0, len(hidden), size):
+            h, y = hidden[start : start + size], targets[start : start + size]
             tanh = (h @ used.T).to(wide).div_(softcap).tanh_()
             logits = tanh * softcap
             log_z = logits.logsumexp(dim=-1, keepdim=True)

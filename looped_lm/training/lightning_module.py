@@ -46,8 +46,7 @@ class LoopedLM(L.LightningModule):
         transfer: learning rates per role.
         schedule: learning-rate multiplier over the steps.
         optimizer: factory of the optimizer from parameter groups that carry `role` and `lr`.
-        recurrences: factory `num_recurrences -> RecurrenceSampler` of the counts that training steps run, or class_path
-            and init_args.
+        recurrences: factory `num_recurrences -> RecurrenceSampler` of the counts that training steps run.
         val_every_steps: optimizer steps between validations; None validates at the end only.
         eval_recurrences: recurrences of validate, test and predict; None: the model's `num_recurrences`, which a fit
             always validates with.
@@ -107,19 +106,17 @@ class LoopedLM(L.LightningModule):
         #: Recurrences that evaluation runs.
         self.eval_recurrences = r if eval_recurrences is None else eval_recurrences
         self.model.check_recurrences(self.eval_recurrences)
-        #: Where the run comes from (name, seed, resolved configuration); set by the command line for the run record.
+        #: Name, seed and resolved configuration of the run; set by the command line for the run record.
         self.provenance: dict[str, Any] = {}
         #: Loss (nats/token) and tokens of the last evaluation, unrounded by the precision of the run.
         self.evaluated: tuple[float, int] | None = None
         self.val_loss = TokenLoss()
-        #: What a resumed run has to make up for.
         self.due_validation = DueValidation()
         self._step_nats: Tensor | None = None
         self._step_tokens = 0
         self._stop_requested = False
         self._derived = Derived()
-        # Plain data that rebuilds this object, whether a parser or a caller in Python made the components, and with
-        # every default written out.
+        # Plain data that rebuilds this object, whoever made the components, with every default written out.
         self.save_hyperparameters(
             {
                 **self.model.architecture(),
@@ -179,14 +176,8 @@ class LoopedLM(L.LightningModule):
             self._step_nats, self._step_tokens = None, 0
             self.val_loss.reset()
             self.due_validation = DueValidation()
-            self._derived = derive(
-                self.trainer,
-                self.plan.steps,
-                self.batch_tokens,
-                self.seq_len,
-                self.val_every_steps,
-                self._derived,
-            )
+            steps, every = self.plan.steps, self.val_every_steps
+            self._derived = derive(self.trainer, steps, self.batch_tokens, self.seq_len, every, self._derived)
 
     # ---- Training -----------------------------------------------------------------------------------------------
 
@@ -209,7 +200,10 @@ class LoopedLM(L.LightningModule):
         if self.logs_step(step) and self._step_nats is not None:
             sums = torch.stack((self._step_nats, torch.full_like(self._step_nats, self._step_tokens)))
             nats, tokens = self.trainer.strategy.reduce(sums, reduce_op="sum")
-            self.log("train/loss", nats / tokens, prog_bar=self._bar_needs_telling())
+            # A bar that does not fetch the losses shows only what is logged for it, which costs every micro-batch.
+            bar = self.trainer.progress_bar_callback
+            tell = bar is not None and not getattr(bar, "fetches_losses", False)
+            self.log("train/loss", nats / tokens, prog_bar=tell)
             if self.recurrences.varies:
                 # A loss of few recurrences does not compare with one of many.
                 count = self.step_recurrences(self.trainer.global_step)
@@ -223,10 +217,7 @@ class LoopedLM(L.LightningModule):
         trainer.should_stop = self._stop_requested and self.ends_step(batch_idx)
 
     def ends_step(self, batch_idx: int) -> bool:
-        """Whether micro-batch `batch_idx`, begun or just ended, is the last one of its optimizer step.
-
-        Lightning also steps on the last batch of an epoch, however few came before it (fast_dev_run has only one).
-        """
+        """Whether micro-batch `batch_idx` is the last of its optimizer step, as the last of an epoch always is."""
         trainer = self.trainer
         return (
             (batch_idx + 1) % trainer.accumulate_grad_batches == 0
@@ -239,11 +230,6 @@ class LoopedLM(L.LightningModule):
         every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         last = self.trainer.max_steps
         return self.trainer.should_stop or 0 < last <= step or (every > 0 and step % every == 0)
-
-    def _bar_needs_telling(self) -> bool:
-        """Whether a progress bar shows only what is logged for it, which Lightning fetches at every micro-batch."""
-        bar = self.trainer.progress_bar_callback
-        return bar is not None and not getattr(bar, "fetches_losses", False)
 
     # ---- Evaluation ---------------------------------------------------------------------------------------------
 
@@ -281,11 +267,9 @@ class LoopedLM(L.LightningModule):
 
     def learning_rates(self) -> dict[str, float]:
         """Initial learning rate of every role."""
+        reference = accounting.reference_tokens(self.model.num_recurrences)
         return self.transfer.learning_rates(
-            self.model.d_model,
-            self.batch_tokens,
-            self.plan.tokens,
-            accounting.reference_tokens(self.model.num_recurrences),
+            self.model.d_model, self.batch_tokens, self.plan.tokens, reference
         )
 
     def parameter_groups(self) -> list[dict[str, Any]]:
@@ -317,8 +301,7 @@ class LoopedLM(L.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Compare the checkpoint with this module before a Trainer goes on from it.
 
-        Another architecture is refused, naming every difference. A changed recipe is reported and used: rates and
-        options of the optimizer come from here, its state from the checkpoint.
+        A changed recipe is reported and used: rates and options of the optimizer come from here, its state from there.
 
         Raises:
             UserError: another architecture, or another class of optimizer to go on training with.
@@ -337,7 +320,8 @@ class LoopedLM(L.LightningModule):
         self.due_validation.load(self.trainer, checkpoint)
         realign(checkpoint, self.trainer.accumulate_grad_batches, self.trainer.datamodule)  # type: ignore[attr-defined]
         if recipe:
-            multiplier = self._multiplier(checkpoint["global_step"])
-            use_own_recipe(
-                checkpoint, recipe, self.configure_optimizers()["optimizer"], multiplier, self.trainer
+            own, multiplier = (
+                self.configure_optimizers()["optimizer"],
+                self._multiplier(checkpoint["global_step"]),
             )
+            use_own_recipe(checkpoint, recipe, own, multiplier, self.trainer)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_map_
 
 from looped_lm.model.accounting import count_roles
 from looped_lm.model.transformer import LoopedTransformer
@@ -40,11 +40,9 @@ def saved_bytes(model: LoopedTransformer, rows: int, seq_len: int, num_recurrenc
     # Fake CPU tensors take the attention kernel of a real run. The meta device has the plain one only, which keeps the
     # whole attention matrix.
     with FakeTensorMode():
-        state = {
-            name: torch.empty(p.shape, dtype=p.dtype, requires_grad=True)
-            for name, p in model.named_parameters()
-        }
-        state |= {name: torch.empty(b.shape, dtype=b.dtype) for name, b in model.named_buffers()}
+        state = {name: torch.empty(b.shape, dtype=b.dtype) for name, b in model.named_buffers()}
+        for name, p in model.named_parameters():
+            state[name] = torch.empty(p.shape, dtype=p.dtype, requires_grad=True)
         weights = {t.untyped_storage()._cdata for t in state.values()}
 
         def pack(tensor: Tensor) -> Tensor:
@@ -54,13 +52,9 @@ def saved_bytes(model: LoopedTransformer, rows: int, seq_len: int, num_recurrenc
                 kept.setdefault(key, tensor)
             return tensor
 
-        def observe(i: int, state: Any) -> None:
-            for leaf in tree_leaves(state):
-                pack(leaf)
-
         if model.recompute:
             # The state between recurrences is kept, to run them again.
-            model.observer = observe
+            model.observer = lambda _, state: tree_map_(pack, state)
         tokens = torch.zeros(rows, seq_len, dtype=torch.int64)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             functional_call(model, state, (tokens, tokens, num_recurrences))
@@ -90,11 +84,6 @@ def estimate(
     `num_recurrences` is the largest count that training runs; None means the model's own.
     """
     roles = count_roles(model)
-    parameters = sum(roles.values())
-    state = sum(int(n * state_floats(optimizer, role)) for role, n in roles.items())
-    return Memory(
-        weights=FLOAT_BYTES * parameters,
-        gradients=FLOAT_BYTES * parameters,
-        optimizer=FLOAT_BYTES * state,
-        activations=saved_bytes(model, rows, seq_len, num_recurrences),
-    )
+    weights = FLOAT_BYTES * sum(roles.values())
+    state = FLOAT_BYTES * sum(int(n * state_floats(optimizer, role)) for role, n in roles.items())
+    return Memory(weights, weights, state, saved_bytes(model, rows, seq_len, num_recurrences))

@@ -1,8 +1,7 @@
 """MuonH for matrices and AdamW for the rest, in one optimizer.
 
 MuonH: momentum, orthogonalisation by Polar Express (arXiv 2505.16932), and a step on the sphere of Frobenius radius
-‖W_0‖ (arXiv 2603.28743). Parameter groups carry a `role`, and groups of role `matrix` take MuonH. When several
-processes train one model, each orthogonalises a share of the matrices. Source: arXiv 2604.21106, section 4.
+‖W_0‖ (arXiv 2603.28743). Source: arXiv 2604.21106, section 4.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ NORM_FLOOR = 1e-10
 class MuonH(Optimizer):
     """MuonH on groups of role `matrix`, AdamW without decay on all others.
 
-    Gradients must be equal on all processes, as DDP makes them. Momentum, averages and initial norms are then equal,
-    too, so every process holds the whole state, and it loads with any number of processes.
+    Gradients must be equal on all processes, as DDP makes them. Every process then holds the whole state, which loads
+    with any number of processes.
 
     Args:
         params: parameter groups as dicts with `params` (named, for messages), `role` and `lr`.
@@ -76,9 +75,7 @@ class MuonH(Optimizer):
         names = group.get("param_names") or [f"parameter {i}" for i in range(len(group["params"]))]
         for name, p in zip(names, group["params"], strict=True):
             if p.dim() != 2:
-                raise UserError(
-                    f"{name} has shape {tuple(p.shape)}; MuonH takes two-dimensional matrices only."
-                )
+                raise UserError(f"{name} has shape {tuple(p.shape)}; MuonH takes two-dimensional matrices.")
         # Floats, not tensors: load_state_dict would cast tensors to the parameter's dtype.
         group["initial_norms"] = [float(p.detach().float().norm()) for p in group["params"]]
         for name, norm in zip(names, group["initial_norms"], strict=True):
@@ -113,8 +110,12 @@ class MuonH(Optimizer):
         """Update all stacks. Each begins before the previous one is finished, so that sending and computing overlap."""
         shared = self.shard and dist.is_available() and dist.is_initialized()
         rank, world_size = (dist.get_rank(), dist.get_world_size()) if shared else (0, 1)
+        if self._stacks is None or self._stacks[0] != world_size:
+            stacks = stacks_of([g for g in self.param_groups if g["role"] == "matrix"])
+            share_out(stacks, world_size)
+            self._stacks = world_size, stacks
         begun: tuple[Stack, Layout, Exchange] | None = None
-        for stack in self._shared_out(world_size):
+        for stack in self._stacks[1]:
             layout = stack.layout()
             if world_size == 1 and not layout.order:
                 continue
@@ -126,13 +127,6 @@ class MuonH(Optimizer):
             begun = stack, layout, exchange
         if begun is not None:
             _move(*begun)
-
-    def _shared_out(self, world_size: int) -> list[Stack]:
-        if self._stacks is None or self._stacks[0] != world_size:
-            stacks = stacks_of([g for g in self.param_groups if g["role"] == "matrix"])
-            share_out(stacks, world_size)
-            self._stacks = world_size, stacks
-        return self._stacks[1]
 
     def _orthogonalise(self, stack: Stack, share: list[int], out: Tensor) -> None:
         """Update the momentum of a whole stack, and write the directions of this process's share to `out`."""
@@ -159,11 +153,9 @@ class MuonH(Optimizer):
             return
         for p in params:
             if not self.state[p]:
-                self.state[p] = {
-                    "step": torch.zeros((), dtype=torch.float32),
-                    "exp_avg": torch.zeros_like(p),
-                    "exp_avg_sq": torch.zeros_like(p),
-                }
+                average, squares = torch.zeros_like(p), torch.zeros_like(p)
+                step = torch.zeros((), dtype=torch.float32)
+                self.state[p] = {"step": step, "exp_avg": average, "exp_avg_sq": squares}
         states = [self.state[p] for p in params]
         adamw(
             params,

@@ -32,14 +32,9 @@ def orthogonalisation_flops(rows: int, cols: int) -> int:
 
 
 def orthogonalise(matrices: Sequence[Tensor] | Tensor, out: Tensor | None = None) -> Tensor:
-    """Polar factor of every matrix, from five Polar Express iterations on the smaller side.
+    """Polar factors (n,rows,cols) of n matrices of one shape or of a stack, by five iterations on the smaller side.
 
-    Args:
-        matrices: n matrices of one shape (rows,cols), or a stack (n,rows,cols).
-        out: (n,rows,cols) in `orthogonalisation_dtype`, to write to.
-
-    Returns:
-        (n,rows,cols) in `orthogonalisation_dtype`: `out`, if given.
+    They are written to `out`, if given, and have `orthogonalisation_dtype`.
     """
     device, (rows, cols) = matrices[0].device, matrices[0].shape
     dtype = orthogonalisation_dtype(device)
@@ -50,9 +45,8 @@ def orthogonalise(matrices: Sequence[Tensor] | Tensor, out: Tensor | None = None
     batch = max(1, limit // (dtype.itemsize * 2 * (rows * cols + small * small)))
     for start in range(0, len(matrices), batch):
         part = matrices[start : start + batch]
-        _polar_express(
-            part if isinstance(part, Tensor) else torch.stack(list(part)), out[start : start + batch]
-        )
+        stack = part if isinstance(part, Tensor) else torch.stack(list(part))
+        _polar_express(stack, out[start : start + batch])
     return out
 
 

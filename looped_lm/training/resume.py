@@ -14,8 +14,8 @@ from looped_lm.runs.checkpoint import Difference, differences
 from looped_lm.runs.lightning_internals import batches_begun, start_without_steps, validate_now
 from looped_lm.seams import before
 
+#: Key of a checkpoint: the step of its run's last finished validation.
 VALIDATED_AT = "validated_at_step"
-"""Key of a checkpoint under which the step of its run's last finished validation is written."""
 
 #: Hyperparameters that say how to train, not what: a resumed run may change them.
 RECIPE = (
@@ -58,14 +58,9 @@ def use_own_recipe(
     multiplier: float,
     trainer: L.Trainer,
 ) -> None:
-    """Say what changed, and put the module's rates and optimizer options into the checkpoint's states.
+    """Say what changed, and put rates and options of the module's `own` optimizer into the checkpoint, in place.
 
-    Args:
-        checkpoint: as loaded; changed in place.
-        recipe: how it differs from the module.
-        own: optimizer of the module, which has not stepped.
-        multiplier: of the module's schedule at the checkpoint's step.
-        trainer: of the run that goes on.
+    `own` has not stepped; `multiplier` is that of the module's schedule at the checkpoint's step.
 
     Raises:
         UserError: the optimizer is of another class, which has no use for the state.
@@ -87,9 +82,8 @@ def use_own_recipe(
 class DueValidation:
     """Remembers the step of the last finished validation; makes up for the one that should have come after it.
 
-    Lightning counts a validation as done that a stop came before or broke off: a run that stops between the last
-    micro-batch before a validation and the validation's end would have one validation fewer than the uninterrupted run,
-    and a run that stops before its final one would have none.
+    Lightning counts a validation as done that a stop came before or broke off: the run would have one fewer than the
+    uninterrupted run, or none at its end.
     """
 
     def __init__(self) -> None:

@@ -20,24 +20,18 @@ ALIGNMENT = 16
 
 
 class Stack:
-    """Matrices of one shape, dtype and device that one parameter group updates together.
+    """Matrices (rows,cols) of one shape, dtype and device that one parameter group updates together.
 
-    Attributes:
-        group: the parameter group.
-        params: n matrices (rows,cols).
-        norms: the Frobenius norm that each matrix and its update keep.
-        shares: for every process, the indices of the matrices that it orthogonalises.
+    `norms` are the Frobenius norms that each matrix and its update keep; `shares` has, for every process, the indices
+    of the matrices that it orthogonalises.
     """
 
     def __init__(self, group: dict[str, Any], params: list[Tensor], norms: list[float]) -> None:
         self.group, self.params, self.norms = group, params, norms
         self.shares = [list(range(len(params)))]
+        #: FLOPs to orthogonalise one matrix.
+        self.flops = orthogonalisation_flops(*params[0].shape)
         self._layouts: dict[tuple[bool, ...], Layout] = {}
-
-    @property
-    def flops(self) -> int:
-        """FLOPs to orthogonalise one matrix."""
-        return orthogonalisation_flops(*self.params[0].shape)
 
     def layout(self) -> Layout:
         """Where results go, for the matrices that have a gradient now."""
@@ -92,8 +86,7 @@ def stacks_of(groups: Sequence[dict[str, Any]]) -> list[Stack]:
 def share_out(stacks: Sequence[Stack], world_size: int) -> None:
     """Give every matrix to one process so that all have about the same FLOPs. Every process computes the same shares.
 
-    The costliest matrices come first, and each goes to the process with the least work so far (the rule of the longest
-    processing time; Graham, 1969).
+    The costliest come first, each to the process with the least work so far (longest processing time; Graham, 1969).
     """
     loads = [0] * world_size
     for stack in sorted(stacks, key=lambda stack: -stack.flops):
@@ -107,13 +100,8 @@ def share_out(stacks: Sequence[Stack], world_size: int) -> None:
 class Exchange:
     """The results of one stack in one step: each process writes `own` and calls `start`; then all have `results`.
 
-    The size of the buffer depends on the shares alone. Which matrices have a gradient travels with the results, because
-    processes that disagreed about it would go on with different weights.
-
-    Args:
-        layout: slots of the results.
-        like: a matrix of the stack.
-        rank: number of this process.
+    `like` is a matrix of the stack. The size of the buffer depends on the shares alone. Which matrices have a gradient
+    travels with the results, because processes that disagreed about it would go on with different weights.
     """
 
     def __init__(self, layout: Layout, like: Tensor, rank: int) -> None:

@@ -18,10 +18,7 @@ class LoopIndexInjection(LinearInjection):
     """u = W [e ‖ s] + g ⊙ p(i + 1), where p(t) holds sin and cos of t / 10,000^(2j/d) for the channel pairs j.
 
     The gain g (d,) is learned and starts at zero, so that training begins as with the linear injection. One gain serves
-    all recurrences: it trains under truncated BPTT and reaches past the recurrences seen in training.
-
-    Raises:
-        UserError: an odd width.
+    all recurrences: it trains under truncated BPTT and reaches past the recurrences of training. The width is even.
     """
 
     def __init__(self, d_model: int) -> None:
