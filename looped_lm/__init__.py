@@ -44,8 +44,7 @@ _ROOMS = {module: room for room, modules in _MOVED.items() for module in modules
 class _EarlierNames:
     """Finds modules under the names of before: users' files and YAML say `looped_lm.injection.LinearInjection`.
 
-    A name of before gives the very module of today, so that its classes are the same ones. A finder and loader by its
-    methods alone: their base classes in importlib.abc double the time of `--help`.
+    Its methods make it a finder and loader: their base classes in importlib.abc double the time of `--help`.
     """
 
     def find_spec(

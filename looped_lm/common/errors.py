@@ -6,8 +6,7 @@ from __future__ import annotations
 class UserError(ValueError):
     """Something that the user can mend: the message gives the value, the reason and the way out.
 
-    The command line shows its message alone; other exceptions are faults in code and keep their traceback. Components
-    of your own may raise it, too, for arguments that cannot be right.
+    The command line shows it alone; other exceptions keep their traceback. Components of your own may raise it, too.
     """
 
 

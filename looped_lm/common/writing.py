@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -36,23 +36,16 @@ def new_file(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill, which becomes `path` when the block ends and all of it is on the disk.
-
-    Raises:
-        UserError: there is something at `path`.
-    """
+    """A folder to fill, which becomes `path` when the block ends and is on the disk; UserError if `path` exists."""
     if path.exists():
         raise UserError(f"{path} exists, and nothing is overwritten: name another folder, or remove it.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    aside.mkdir()
     try:
         yield aside
         for file in aside.iterdir():
             _flush(file)
-        # mkdtemp makes the folder private; it is to be shared.
-        umask = os.umask(0)
-        os.umask(umask)
-        aside.chmod(0o777 & ~umask)
         aside.rename(path)
     finally:
         shutil.rmtree(aside, ignore_errors=True)

@@ -42,8 +42,7 @@ class Candidate:
 
         Args:
             dtype: of its parameters.
-            moved: move every weight off its initial value. Initial values such as [I | 0] or one-hot lanes hide what a
-                component does.
+            moved: move every weight off its initial value; [I | 0] or one-hot lanes hide what a component does.
             overrides: arguments of LoopedLM.
         """
         with torch.random.fork_rng(devices=[]):

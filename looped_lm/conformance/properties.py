@@ -108,8 +108,7 @@ def _measured(model: LoopedTransformer, rows: int, seq_len: int) -> dict[str, tu
 def flops_agree_with_the_counter(candidate: Candidate) -> None:
     """Declared FLOPs are between torch's count of matrix products and that plus every elementwise operation.
 
-    The whole training step agrees within 1%, once what the convention counts and torch does not is taken out: norm
-    scales, and what the components declare beyond their matrix products.
+    The whole training step agrees within 1%, without norm scales and what is declared beyond matrix products.
     """
     rows, seq_len = 2, 64
     sizes = {"size": 4, "head_dim": 64, "seq_len": seq_len, "batch_tokens": rows * seq_len}

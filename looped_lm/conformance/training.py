@@ -108,8 +108,7 @@ def a_few_steps_lower_the_loss(candidate: Candidate) -> None:
 def ddp_equals_single(*candidates: Candidate) -> None:
     """Two gloo processes with half the rows each give the gradients of one process with all rows, at a second step.
 
-    DDP looks for no unused parameters, as in training: one without a gradient stops it. One pair of processes serves
-    all candidates.
+    As in training, a parameter without a gradient stops DDP. One pair of processes serves all candidates.
     """
     problems = zip(candidates, ddp_problems(*candidates), strict=True)
     found = [f"{candidate}: {problem}" for candidate, problem in problems if problem]

@@ -1,7 +1,7 @@
 """What a checkpoint and a run record need to know of a component: its class and how it was built.
 
-`component_spec` turns a component into `{"class_path": ..., "init_args": ...}` (plain JSON types), and `build` takes
-that form or a callable: a checkpoint alone rebuilds the model it holds, even one built in Python.
+`component_spec` turns a component into `{"class_path": ..., "init_args": ...}` (plain JSON types) and `build` turns it
+back, so that a checkpoint alone rebuilds its model.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Component:
         self = super().__new__(cls)
         signature = inspect.signature(cls)
         try:
-            # bind_partial: unpickling and deepcopy call __new__ without arguments and restore __dict__ afterwards.
+            # Unpickling and deepcopy call __new__ without arguments and restore __dict__ afterwards.
             bound = signature.bind_partial(*args, **kwargs)
         except TypeError:
             return self  # __init__ is about to refuse these arguments in its own name.
-        # With defaults: a default that changes later must not rebuild another component from an old checkpoint.
+        # A default that changes later must not rebuild another component from an old checkpoint.
         bound.apply_defaults()
         arguments = dict(bound.arguments)
         for name, parameter in signature.parameters.items():
@@ -62,20 +62,16 @@ class ModelComponent(Component):
 class PerRecurrence(ModelComponent):
     """A component that is told which recurrence it runs in, and may have parameters for each of them.
 
-    Parameters that all recurrences share allow any count in evaluation. Those of single recurrences end with the
-    trained count, and what comes after needs a rule, which only their author can give.
+    Parameters of single recurrences end with the trained count; what comes after needs a rule of their author's.
     """
 
-    #: Whether parameters belong to one recurrence each; such parameters get no gradient where recurrences are left out.
+    #: Whether parameters belong to one recurrence each: without it, they get no gradient.
     step_specific: bool = False
 
     def beyond_trained(self, i: int, trained: int) -> int:
         """Which trained recurrence (0..trained-1) lends its parameters to recurrence `i` >= `trained`.
 
-        Asked of step-specific components only. A subclass that has a rule overrides this and uses it in the loop.
-
-        Raises:
-            UserError: there is no rule.
+        A step-specific subclass that has a rule overrides this and uses it in the loop; UserError: there is none.
         """
         raise UserError(
             f"{type(self).__name__} has parameters of its own for each of {trained} recurrences and no rule for "
@@ -98,11 +94,7 @@ def class_path(obj: type | Callable[..., Any]) -> str:
 
 
 def component_spec(component: Component, sizes: int = 0) -> Spec:
-    """`{"class_path", "init_args"}` of a component, without the leading `sizes` arguments, which its owner supplies.
-
-    Raises:
-        UserError: an argument is not plain data, so no checkpoint could restore it.
-    """
+    """`{"class_path", "init_args"}` without the first `sizes` arguments; UserError: one is not plain data."""
     supplied = list(inspect.signature(type(component)).parameters)[:sizes]
     arguments = {k: v for k, v in component._arguments.items() if k not in supplied}
     owner = type(component).__qualname__
@@ -113,11 +105,7 @@ def component_spec(component: Component, sizes: int = 0) -> Spec:
 
 
 def callable_spec(factory: Callable[..., Any], owner: str) -> Spec:
-    """`{"class_path", "init_args"}` of a class or a `functools.partial` of one, with all defaults.
-
-    Raises:
-        UserError: the callable is neither, so no checkpoint could restore it.
-    """
+    """`{"class_path", "init_args"}` of a class or `functools.partial` of one, with all defaults; else UserError."""
     target, positional, given = _called(factory)
     if inspect.isclass(target) and not positional:
         parameters = inspect.signature(target).parameters.values()
@@ -135,7 +123,7 @@ def _called(factory: Callable[..., Any]) -> tuple[Callable[..., Any], tuple[Any,
     if not isinstance(factory, functools.partial):
         return factory, (), {}
     if factory.args and inspect.isclass(factory.args[-1]):
-        # A parser's partial calls the class through a function of its own and passes it as the last argument.
+        # A parser's partial calls a function of its own with the class as the last argument.
         return factory.args[-1], (), factory.keywords
     return factory.func, factory.args, factory.keywords
 

@@ -78,9 +78,9 @@ class HyperConnectionLanes(Lanes):
     u = sum_k alpha_i[k] l_k; l <- M_i l + beta_i ⊗ y; the coda reads sum_k l_k. Init: alpha_i = one-hot(i mod K),
     M_i = I, beta_i = 1. Parameters: r (K² + 2K). The state is (K,B,T,d): lanes lead, so mixing is one matrix product.
 
-    Beyond the trained r the scalars start again from the first, i mod r. In four small runs (r = 4 and 8, K = 2 and 3),
-    on which the rule was chosen, this lost 0.04 to 0.07 nats at 2r, where repeating the last recurrence's scalars, or
-    those of the last K in turn, lost 0.2 and more; at r + 1 the last K in turn lost less in three of them.
+    Beyond the trained r the scalars start again from the first, i mod r. On four small runs (r = 4 and 8, K = 2 and 3)
+    this lost 0.04 to 0.07 nats at 2r, repeating the last scalars or the last K in turn 0.2 and more; at r + 1 the last
+    K in turn lost less in three of them.
 
     Args:
         d_model: width d.

@@ -1,7 +1,7 @@
 """How many recurrences each training step runs.
 
-A sampler is a pure function of the optimizer step and of its arguments: every rank, every micro-batch of the step and
-every resumed run get the same count without talking to each other, and a run's cost is known before it starts.
+A sampler is a pure function of the step and of its arguments: every rank, micro-batch and resumed run get the same
+count without talking to each other, and a run's cost is known before it starts.
 """
 
 from __future__ import annotations
@@ -99,11 +99,7 @@ def drawn(sampler: RecurrenceSampler, steps: int) -> Counter[int]:
 
 
 def checked_count(sampler: RecurrenceSampler, step: int) -> int:
-    """The sampler's count for a step.
-
-    Raises:
-        UserError: something else than a whole number of at least 1, or a step beyond what is planned one by one.
-    """
+    """The sampler's count for a step; UserError: no int of at least 1, or a step beyond what is planned one by one."""
     name = type(sampler).__name__
     if step > PLANNED_STEPS and sampler.varies:
         raise UserError(

@@ -1,6 +1,6 @@
 """Residual: how a layer of the recurrent block adds the output of its attention or MLP to its stream.
 
-B batch rows, T sequence length, d = d_model, r recurrences. Prelude and coda add plainly.
+B batch rows, T sequence length, d = d_model, r recurrences.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from looped_lm.loop.component import ModelComponent
 class Residual(ModelComponent, nn.Module, ABC):
     """Joins a layer's stream with one of its two branches; every branch of the recurrent block has one of its own.
 
-    A subclass takes `d_model` and `num_recurrences` first. It is the same in every recurrence, and its parameters count
-    as the block's.
+    A subclass takes `d_model` and `num_recurrences` first. Its parameters count as the block's.
     """
 
     def __init__(self, d_model: int, num_recurrences: int) -> None:

@@ -18,12 +18,8 @@ def refuse_untrainable(
 ) -> None:
     """Refuse combinations in which some parameter would get no gradient in some step.
 
-    Args:
-        injection: the injection.
-        bptt: which recurrences keep gradients.
-        step_specific: names of classes with parameters for every recurrence, each with one to take its place.
-        num_recurrences: the model's recurrences r.
-        drawn: counts of recurrences that training steps run, where they are not all r.
+    `step_specific` has the names of classes with parameters for every recurrence, each with one to take its place;
+    `drawn` the counts of recurrences that training steps run, where they are not all `num_recurrences`.
 
     Raises:
         UserError: naming the components, the reason and the way out.

@@ -1,6 +1,6 @@
-"""What a model costs: parameters by section and role, FLOPs per token, for a user's own components, too.
+"""What a model costs: parameters by section and role, FLOPs per token, read off the modules and the BPTT predicate.
 
-All is read off the modules and the BPTT predicate, on any device. Source: arXiv 2604.21106, section 3, FLOPs appendix.
+Source: arXiv 2604.21106, section 3 and its FLOPs appendix.
 """
 
 from __future__ import annotations

@@ -25,12 +25,9 @@ def rms_norm(d_model: int) -> nn.RMSNorm:
 
 
 class Rotary(nn.Module):
-    """Cosine and sine tables (T, c/2) of the rotary embedding, base 10,000.
+    """Cosine and sine tables (T, c/2) of the rotary embedding, base 10,000; longer sequences extend them.
 
-    Args:
-        head_dim: size of one head; even.
-        seq_len: longest sequence of the tables; longer ones extend them.
-        bf16_tables: round the tables to bfloat16, as checkpoints of the paper's public code expect.
+    `bf16_tables` rounds them to bfloat16, as checkpoints of the paper's public code expect.
     """
 
     cos: Tensor

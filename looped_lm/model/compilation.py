@@ -1,7 +1,6 @@
 """torch.compile of the layers, one at a time and in place, which leaves the names of parameters as they are.
 
-A layer is a region of its own and its weights are inputs of the region, so that all layers, and every recurrence of a
-looped one, run the same compiled code.
+A layer's weights are inputs of its region: all layers, and every recurrence, run the same compiled code.
 """
 
 from __future__ import annotations
@@ -12,10 +11,7 @@ from looped_lm.model.transformer import LoopedTransformer
 
 
 def compiler_problem(device: torch.device) -> str | None:
-    """Why nothing can be compiled for `device`, in a line; None if the compiler works.
-
-    A compiler may be missing (C++ on CPUs, Triton on GPUs) or too old, which only a trial tells.
-    """
+    """Why nothing can be compiled for `device`, in a line, as a trial tells; None if the compiler works."""
     try:
         torch.compile(lambda x: x * 2)(torch.ones(2, device=device))
     except Exception as error:
@@ -27,8 +23,7 @@ def compile_in_place(model: LoopedTransformer, device: torch.device) -> str | No
     """Compile every layer of the model, or leave all as they are and return the compiler's problem."""
     problem = compiler_problem(device)
     if problem is None:
-        # Under DDP the compiler would cut layers into pieces, to send gradients between them; they are sent between
-        # layers anyway.
+        # Under DDP the compiler would cut layers, to send gradients in between; they are sent between layers anyway.
         torch._dynamo.config.optimize_ddp = False
         for layer in model.layers():
             layer.compile()

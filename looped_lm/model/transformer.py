@@ -70,8 +70,7 @@ class LoopedTransformer(Component, nn.Module):
     Args:
         vocab_size: number of tokens V; tables are padded to a multiple of 64, logits are cut back to V.
         seq_len: tokens of context T in training.
-        size: width in units of 64, whole numbers in the paper: d_model = 64·size, rounded up to a multiple of
-            `head_dim`.
+        size: width in units of 64: d_model = 64·size, rounded up to a multiple of `head_dim`.
         head_dim: size of one attention head (128 in the paper).
         n_kv_heads: key/value heads for grouped-query attention; None means as many as query heads.
         prelude_layers: layers that run once before the loop.
@@ -79,14 +78,13 @@ class LoopedTransformer(Component, nn.Module):
         coda_layers: layers that run once after the loop.
         num_recurrences: times r that the shared block runs.
         injection: factory `d_model -> Injection`, or class_path and init_args.
-        lanes: factory `(d_model, num_recurrences) -> Lanes`, or class_path and init_args.
-        residual: factory `(d_model, num_recurrences) -> Residual` of the recurrent block's branches, or class_path and
-            init_args.
+        lanes: factory `(d_model, num_recurrences) -> Lanes`, likewise.
+        residual: factory `(d_model, num_recurrences) -> Residual` of the block's branches, likewise.
         bptt: which recurrences keep gradients; None: all.
         logit_softcap: logits are capped as c·tanh(logits/c).
         rope_bf16: round the rotary tables to bfloat16, as checkpoints of the paper's public code expect.
-        recompute: keep only the state between recurrences for the backward pass, and run each recurrence again there:
-            less memory for about a third more time. Same gradients, unless a component draws random numbers.
+        recompute: run each recurrence again in the backward pass: less memory for about a third more time. Same
+            gradients, unless a component draws random numbers.
 
     Raises:
         UserError: sizes that make no model, or components that cannot train together.
@@ -173,7 +171,7 @@ class LoopedTransformer(Component, nn.Module):
     ) -> Tensor:
         """Normalised output (B,T,d) of the coda, which the head reads, for int64 tokens (B,T).
 
-        `num_recurrences` None means the model's own count; `cache` is what earlier tokens left behind, in generation.
+        `num_recurrences` None means the model's own count.
 
         Raises:
             UserError: a count that the components do not allow.

@@ -179,8 +179,6 @@ class LoopedLM(L.LightningModule):
             steps, every = self.plan.steps, self.val_every_steps
             self._derived = derive(self.trainer, steps, self.batch_tokens, self.seq_len, every, self._derived)
 
-    # ---- Training -----------------------------------------------------------------------------------------------
-
     def on_train_start(self) -> None:
         self.due_validation.make_up(self.trainer)
 
@@ -195,12 +193,12 @@ class LoopedLM(L.LightningModule):
         """Log the step's loss over all its micro-batches and ranks, at logging steps only."""
         step = self.trainer.global_step + 1
         # The metric `step` is the x axis of loggers and names checkpoints; Lightning's own counter lags by one.
-        # On the host: a number would become a tensor on the device, and be copied there, at every step.
+        # A tensor on the host: a number would be copied to the device at every step.
         self.log("step", torch.tensor(float(step), dtype=torch.float64))
         if self.logs_step(step) and self._step_nats is not None:
             sums = torch.stack((self._step_nats, torch.full_like(self._step_nats, self._step_tokens)))
             nats, tokens = self.trainer.strategy.reduce(sums, reduce_op="sum")
-            # A bar that does not fetch the losses shows only what is logged for it, which costs every micro-batch.
+            # What is logged for a bar is fetched at every micro-batch; ours fetches the losses itself.
             bar = self.trainer.progress_bar_callback
             tell = bar is not None and not getattr(bar, "fetches_losses", False)
             self.log("train/loss", nats / tokens, prog_bar=tell)
@@ -230,8 +228,6 @@ class LoopedLM(L.LightningModule):
         every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         last = self.trainer.max_steps
         return self.trainer.should_stop or 0 < last <= step or (every > 0 and step % every == 0)
-
-    # ---- Evaluation ---------------------------------------------------------------------------------------------
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self.val_loss.update(self.loss(batch, self.eval_recurrences), batch[1].numel())
@@ -263,8 +259,6 @@ class LoopedLM(L.LightningModule):
         else:
             self.log(f"{prefix}/recurrences", float(self.eval_recurrences))
 
-    # ---- Optimizer ----------------------------------------------------------------------------------------------
-
     def learning_rates(self) -> dict[str, float]:
         """Initial learning rate of every role."""
         reference = accounting.reference_tokens(self.model.num_recurrences)
@@ -291,8 +285,6 @@ class LoopedLM(L.LightningModule):
         """Of the learning rates after `step` optimizer steps."""
         return self.schedule.multiplier(min(step, self.plan.steps), self.plan.steps)
 
-    # ---- Checkpoints --------------------------------------------------------------------------------------------
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint[VALIDATED_AT] = self.due_validation.validated_at
         if is_attached(self):
@@ -301,7 +293,7 @@ class LoopedLM(L.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Compare the checkpoint with this module before a Trainer goes on from it.
 
-        A changed recipe is reported and used: rates and options of the optimizer come from here, its state from there.
+        A changed recipe is reported and used: only the optimizer's state comes from the checkpoint.
 
         Raises:
             UserError: another architecture, or another class of optimizer to go on training with.

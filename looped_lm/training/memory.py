@@ -35,10 +35,9 @@ class Memory:
 
 
 def saved_bytes(model: LoopedTransformer, rows: int, seq_len: int, num_recurrences: int | None = None) -> int:
-    """Bytes that one micro-batch keeps for the backward pass: distinct storages of saved tensors, without weights."""
+    """Bytes that one micro-batch keeps for backward: distinct storages of saved tensors, without weights."""
     kept: dict[int, Tensor] = {}
-    # Fake CPU tensors take the attention kernel of a real run. The meta device has the plain one only, which keeps the
-    # whole attention matrix.
+    # Fake CPU tensors take a real run's attention kernel; the meta device's keeps the whole attention matrix.
     with FakeTensorMode():
         state = {name: torch.empty(b.shape, dtype=b.dtype) for name, b in model.named_buffers()}
         for name, p in model.named_parameters():
@@ -79,10 +78,7 @@ def estimate(
     optimizer: Callable[[Any], Optimizer] = MuonH,
     num_recurrences: int | None = None,
 ) -> Memory:
-    """Memory of one process that trains on micro-batches of `rows` rows; the model is on the meta device.
-
-    `num_recurrences` is the largest count that training runs; None means the model's own.
-    """
+    """Memory of one process that trains on micro-batches of `rows` rows, for the largest count of recurrences."""
     roles = count_roles(model)
     weights = FLOAT_BYTES * sum(roles.values())
     state = FLOAT_BYTES * sum(int(n * state_floats(optimizer, role)) for role, n in roles.items())

@@ -14,8 +14,7 @@ POLAR_EXPRESS = (
     (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
     (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
 )
-#: Bytes that one batched iteration works on: few enough for a CPU's cache, or enough to fill a GPU without holding a
-#: second copy of a whole stack.
+#: Bytes that one batched iteration works on: they fit a CPU's cache, or fill a GPU.
 CPU_WORKING_SET = 4 * 2**20
 WORKING_SET = 512 * 2**20
 

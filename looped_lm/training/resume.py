@@ -60,7 +60,7 @@ def use_own_recipe(
 ) -> None:
     """Say what changed, and put rates and options of the module's `own` optimizer into the checkpoint, in place.
 
-    `own` has not stepped; `multiplier` is that of the module's schedule at the checkpoint's step.
+    `multiplier` is that of the module's schedule at the checkpoint's step.
 
     Raises:
         UserError: the optimizer is of another class, which has no use for the state.
@@ -82,8 +82,7 @@ def use_own_recipe(
 class DueValidation:
     """Remembers the step of the last finished validation; makes up for the one that should have come after it.
 
-    Lightning counts a validation as done that a stop came before or broke off: the run would have one fewer than the
-    uninterrupted run, or none at its end.
+    Lightning counts a validation as done that a stop came before or broke off.
     """
 
     def __init__(self) -> None:

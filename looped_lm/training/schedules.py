@@ -70,8 +70,8 @@ def _positive(name: str, value: float) -> float:
 class FlopsBudget(Horizon):
     """Train for a FLOPs budget C: D = C/F and S = round(D / batch_tokens).
 
-    If steps differ in their recurrences, the counts are known beforehand: S is exactly the number of steps whose total
-    comes nearest to C, and F is the mean over these steps.
+    If steps differ in their recurrences, S is exactly the number of steps whose total comes nearest to C, and F is the
+    mean over these steps.
 
     Args:
         flops: training FLOPs C in the convention `paper`.
@@ -186,11 +186,7 @@ class HyperP(Component):
     def learning_rates(
         self, d_model: int, batch_tokens: int, tokens: float, reference_tokens: float
     ) -> dict[str, float]:
-        """Learning rate of every role, for width d, target tokens D and reference tokens D_ref.
-
-        Raises:
-            UserError: the exponents make a rate zero or infinite.
-        """
+        """Learning rate of every role, for `tokens` D; UserError: the exponents make one zero or infinite."""
         try:
             width = (d_model / self.REFERENCE_WIDTH) ** self.width_exponent
             batch = (batch_tokens / self.REFERENCE_BATCH_TOKENS) ** self.batch_exponent
@@ -244,11 +240,7 @@ class LinearSchedule(Component):
 
 
 def accumulation(batch_tokens: int, rows: int, seq_len: int, world_size: int) -> int:
-    """Micro-batches per optimizer step, so that one step sees exactly `batch_tokens` tokens.
-
-    Raises:
-        UserError: batch_tokens is not a multiple of a micro-batch's tokens.
-    """
+    """Micro-batches per optimizer step of exactly `batch_tokens` tokens; UserError if that is not a whole number."""
     micro = rows * seq_len * world_size
     if batch_tokens < micro or batch_tokens % micro:
         lower = max(batch_tokens // micro, 1) * micro

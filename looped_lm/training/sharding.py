@@ -15,7 +15,7 @@ from looped_lm.training.orthogonalisation import orthogonalisation_dtype, orthog
 # The name since torch 2.13, or the one before.
 all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
-#: The segment of every process begins at a multiple of this many elements, so that it stays aligned in memory.
+#: Every process's segment begins at a multiple of this many elements.
 ALIGNMENT = 16
 
 
@@ -42,9 +42,7 @@ class Stack:
 
 
 class Layout:
-    """Slots for the results of a stack, in which some matrices may lack a gradient.
-
-    Its tensors are made once, since making one from numbers of the host in each step would wait for the device.
+    """Slots for a stack's results, where some matrices may lack a gradient. Made once: it waits for the device.
 
     Attributes:
         shares: for every process, the indices of its matrices that have a gradient.
@@ -84,9 +82,9 @@ def stacks_of(groups: Sequence[dict[str, Any]]) -> list[Stack]:
 
 
 def share_out(stacks: Sequence[Stack], world_size: int) -> None:
-    """Give every matrix to one process so that all have about the same FLOPs. Every process computes the same shares.
+    """Give every matrix to one process so that all have about the same FLOPs; all processes compute the same shares.
 
-    The costliest come first, each to the process with the least work so far (longest processing time; Graham, 1969).
+    The costliest go first, to the process with the least work so far (longest processing time; Graham, 1969).
     """
     loads = [0] * world_size
     for stack in sorted(stacks, key=lambda stack: -stack.flops):
@@ -100,8 +98,8 @@ def share_out(stacks: Sequence[Stack], world_size: int) -> None:
 class Exchange:
     """The results of one stack in one step: each process writes `own` and calls `start`; then all have `results`.
 
-    `like` is a matrix of the stack. The size of the buffer depends on the shares alone. Which matrices have a gradient
-    travels with the results, because processes that disagreed about it would go on with different weights.
+    `like` is a matrix of the stack. Which matrices have a gradient travels with the results: processes that disagreed
+    about it would go on with different weights.
     """
 
     def __init__(self, layout: Layout, like: Tensor, rank: int) -> None:
@@ -124,7 +122,7 @@ class Exchange:
             self._work = all_gather_single(self._buffer.view(-1), own, async_op=True)
 
     def results(self) -> Tensor:
-        """(processes,depth,rows,cols), once the others have sent theirs. A GPU waits for them; the host does not.
+        """(processes,depth,rows,cols), once all have sent theirs. A GPU waits for them; the host does not.
 
         Raises:
             RuntimeError: processes differ in which matrices have a gradient (on a GPU, a device-side assertion).

@@ -89,8 +89,7 @@ def derive(
 def processes_of_torchrun(devices: Any, num_nodes: int, environment: Mapping[str, str]) -> tuple[Any, int]:
     """The configured `devices` and `num_nodes`, or those of torchrun in `environment` where a run does not name any.
 
-    With base.yaml's one device each of torchrun's processes would train a model of its own. What a run does say is
-    compared with torchrun's numbers by Lightning.
+    Lightning compares what a run does say.
     """
     if "TORCHELASTIC_RUN_ID" not in environment or str(devices) not in ("1", "auto", "-1"):
         return devices, num_nodes

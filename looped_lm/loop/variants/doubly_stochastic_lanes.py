@@ -20,8 +20,8 @@ ROUNDING_FLOOR = 1e-6
 def doubly_stochastic(logits: Tensor, iterations: int) -> Tensor:
     """Doubly stochastic matrices (...,K,K) from any logits (...,K,K): Sinkhorn-Knopp on exp(logits), then rounding.
 
-    Sinkhorn-Knopp alone converges slowly near permutations. After the rounding (arXiv 1705.09634, algorithm 2) rows and
-    columns sum to 1 within 2e-6, never above it but for the last bit: the largest singular value is at most 1.
+    The rounding (arXiv 1705.09634, algorithm 2) helps near permutations: rows and columns sum to 1 within 2e-6, never
+    above it but for the last bit.
     """
     p = logits.to(torch.promote_types(logits.dtype, torch.float32))
     for _ in range(iterations):
@@ -38,8 +38,7 @@ def doubly_stochastic(logits: Tensor, iterations: int) -> Tensor:
 class DoublyStochasticLanes(HyperConnectionLanes):
     """Hyperconnection lanes with reads in (0,1), writes in (0,2) and doubly stochastic mixing.
 
-    alpha_i = sigmoid(.), beta_i = 2·sigmoid(.), M_i = Sinkhorn-Knopp(exp(.)); u = sum_k alpha_i[k] l_k and
-    l <- M_i l + beta_i ⊗ y, as for the unconstrained lanes. M_i starts near the identity.
+    alpha_i = sigmoid(.), beta_i = 2·sigmoid(.), M_i = Sinkhorn-Knopp(exp(.)), which starts near the identity.
 
     A doubly stochastic matrix keeps equal lanes and the sum of the lanes: on copies of the prelude's output the first
     M_i could never train, under a plain sum at the end neither could the last. So the prelude writes and the coda reads

@@ -37,5 +37,4 @@ class LoopIndexInjection(LinearInjection):
         return super().forward(e, s, i) + self.gain * self.index_embedding(i)
 
     def flops_per_token(self) -> int:
-        # One addition per channel on top; the embedding itself is made once for all tokens.
-        return super().flops_per_token() + self.d_model
+        return super().flops_per_token() + self.d_model  # The embedding itself is made once for all tokens.
