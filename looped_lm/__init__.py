@@ -1,7 +1,4 @@
-"""Looped (depth-recurrent) language models: define a loop, train it, measure what one recurrence is worth.
-
-The names below load on first use, so that importing the package (and `--help`) stays cheap.
-"""
+"""Looped (depth-recurrent) language models: define a loop, train it, measure what one recurrence is worth."""
 
 from __future__ import annotations
 
@@ -15,6 +12,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
+#: Names that load on first use, so that importing the package (and `--help`) stays cheap.
 _NAMES = {
     "training.lightning_module": "LoopedLM",
     "model.transformer": "LoopedTransformer",
@@ -44,7 +42,7 @@ _ROOMS = {module: room for room, modules in _MOVED.items() for module in modules
 class _EarlierNames:
     """Finds modules under the names of before: users' files and YAML say `looped_lm.injection.LinearInjection`.
 
-    Its methods make it a finder and loader: their base classes in importlib.abc double the time of `--help`.
+    Without base classes: importlib.abc doubles the time of `--help`.
     """
 
     def find_spec(
@@ -60,7 +58,7 @@ class _EarlierNames:
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         assert spec.origin is not None
         module = importlib.import_module(spec.origin)
-        # The import system is about to put the earlier name's spec into the module.
+        # The import system is about to replace it.
         spec.loader_state = module.__spec__
         return module
 
@@ -70,7 +68,7 @@ class _EarlierNames:
         module.__spec__ = earlier.loader_state
 
 
-# First of all finders: the others would load `looped_lm.variants.x` a second time, from the folder of today.
+# First of all finders: the others would load `looped_lm.variants.x` a second time.
 sys.meta_path.insert(0, _EarlierNames())
 
 

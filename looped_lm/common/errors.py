@@ -10,7 +10,7 @@ class UserError(ValueError):
     """
 
 
-#: With those derived from them. The siblings' are known by name: this package imports neither datamodules nor fitting.
+#: With those derived from them. The siblings' are known by name, since they are not imported here.
 _FOR_USERS = {
     f"{UserError.__module__}.{UserError.__qualname__}",
     "datamodules.errors.DataError",

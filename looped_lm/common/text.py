@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def say(trainer: Trainer, message: str) -> None:
-    """Print on one process of a run. A module's own `print` goes through the progress bar, which may not show yet."""
+    """Print on one process. A module's `print` goes through the progress bar, which may not show yet."""
     if trainer.is_global_zero:
         print(message)
 

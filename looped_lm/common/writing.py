@@ -11,8 +11,8 @@ from pathlib import Path
 
 from looped_lm.common.errors import UserError
 
+#: Ending of a file that is being written; one that a killed process left behind may be removed.
 PARTIAL = ".partial"
-"""Ending of a file that is being written; one that a killed process left behind may be removed."""
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def new_file(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill, which becomes `path` when the block ends and is on the disk; UserError if `path` exists."""
+    """A folder to fill, which becomes `path` when the block ends; UserError if `path` exists."""
     if path.exists():
         raise UserError(f"{path} exists, and nothing is overwritten: name another folder, or remove it.")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,7 +52,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def _flush(path: Path) -> None:
-    """Have the disk hold what was written: the content of a file, or the names in a folder."""
+    """Have the disk hold a file's content, or the names in a folder."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -65,7 +65,7 @@ def failing_with(way_out: str, path: str | Path) -> Iterator[None]:
     """Name the file and the system's reason where the block cannot write.
 
     Raises:
-        UserError: the block raised an OSError, or something else because of one, as torch.save does on a full disk.
+        UserError: the block raised an OSError, or something else because of one, as torch.save does.
     """
     try:
         yield

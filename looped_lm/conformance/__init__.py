@@ -1,4 +1,4 @@
-"""Does a component keep the promises that the rest of the project builds on? For shipped ones and for your own.
+"""Does a component, shipped or your own, keep the promises that the rest of the project builds on?
 
 In a project of yours, with pytest:
 
@@ -11,9 +11,9 @@ In a project of yours, with pytest:
         check()
 
 `checks` takes what `LoopedLM` takes (`injection`, `lanes`, `residual`, `bptt`, `optimizer`, alone or together), as
-classes, `functools.partial` of classes, or class_path and init_args. It gives a list of named checks on a tiny model;
-each raises `ConformanceError` with what is wrong. Without pytest, `for check in checks(...): check()` does the same. A
-script needs the guard `if __name__ == "__main__":` around it, since one check starts processes.
+classes, `functools.partial` of classes, or class_path and init_args. Each check on a tiny model raises
+`ConformanceError` with what is wrong. Without pytest, `for check in checks(...): check()` does the same; a script needs
+the guard `if __name__ == "__main__":` around it, since one check starts processes.
 """
 
 from __future__ import annotations

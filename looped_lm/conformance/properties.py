@@ -19,7 +19,7 @@ from looped_lm.model.transformer import LoopedTransformer
 
 
 def every_parameter_learns(candidate: Candidate) -> None:
-    """A finite, non-zero gradient for every parameter, and for every recurrence's share of step-specific ones."""
+    """A finite, non-zero gradient for every parameter, in every recurrence of step-specific ones."""
     lm = candidate.lm()
     lm.loss(batch()).backward()
     for name, p in lm.model.named_parameters():
@@ -39,7 +39,7 @@ def every_parameter_learns(candidate: Candidate) -> None:
 
 
 def counts_and_roles_are_whole(candidate: Candidate) -> None:
-    """Every parameter is in one section, has one role, and reaches the optimizer once, which takes it as it starts."""
+    """Every parameter is in one section, has one role, and reaches the optimizer once, which takes it."""
     lm = candidate.lm(torch.float32, moved=False)
     everything = sum(p.numel() for p in lm.model.parameters())
     sections = lm.sections.as_dict()
@@ -83,7 +83,7 @@ class _ElementwiseCounter(TorchDispatchMode):
 
 
 def _measure(run: Callable[[], Any], tokens: int) -> tuple[float, float]:
-    """FLOPs per token of `run`: of matrix products, and of elementwise operations and sums at one per element."""
+    """FLOPs per token: of matrix products, and of elementwise operations and sums."""
     with FlopCounterMode(display=False) as products:
         run()
     with _ElementwiseCounter() as elementwise:
@@ -92,7 +92,6 @@ def _measure(run: Callable[[], Any], tokens: int) -> tuple[float, float]:
 
 
 def _measured(model: LoopedTransformer, rows: int, seq_len: int) -> dict[str, tuple[float, float]]:
-    """`_measure` of one recurrence's injection and lanes, and of one use of the block's residual."""
     tokens, every = rows * seq_len, range(model.num_recurrences)
     x = torch.zeros(rows, seq_len, model.d_model, device="meta")
     injection, lanes, state = model.injection, model.lanes, model.lanes.expand(x)

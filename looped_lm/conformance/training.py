@@ -51,7 +51,7 @@ def mixed_precision_agrees(candidate: Candidate) -> None:
 
 
 def compiled_equals_eager(candidate: Candidate, backend: str = "aot_eager") -> None:
-    """Layers and injection compiled in place give the same loss and gradients, under the same parameter names."""
+    """Compiled layers and injection give the same loss and gradients, under the same parameter names."""
     eager, compiled = candidate.lm(), candidate.lm()
     for module in (*compiled.model.layers(), compiled.model.injection):
         module.compile(backend=backend)
@@ -106,7 +106,7 @@ def a_few_steps_lower_the_loss(candidate: Candidate) -> None:
 
 
 def ddp_equals_single(*candidates: Candidate) -> None:
-    """Two gloo processes with half the rows each give the gradients of one process with all rows, at a second step.
+    """Two processes with half the rows each give the gradients of one process with all, at a second step.
 
     As in training, a parameter without a gradient stops DDP. One pair of processes serves all candidates.
     """
@@ -117,7 +117,7 @@ def ddp_equals_single(*candidates: Candidate) -> None:
 
 def ddp_problems(*candidates: Candidate) -> list[str | None]:
     """What goes wrong with each candidate on two processes; None where nothing does."""
-    # Plain data, as a checkpoint holds it: the other processes build the components by class path.
+    # The other processes build the components by class path.
     architectures = [c.lm().model.architecture() for c in candidates]
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(_worker, (folder, architectures), nprocs=WORLD)
@@ -164,7 +164,7 @@ def _build(architecture: Mapping[str, Any]) -> LoopedTransformer:
 
 
 def _two_steps(model: LoopedTransformer, forward: Any, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-    """Gradients of a second step, after a plain descent step: parameters without gradient stop DDP at the second."""
+    """Gradients of a second step: parameters without gradient stop DDP there."""
     for _ in range(2):
         with torch.no_grad():
             for p in model.parameters():

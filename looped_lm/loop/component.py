@@ -21,7 +21,7 @@ Spec = dict[str, Any]
 
 
 class Component:
-    """Base of everything that can be named by class path; records the arguments of its constructor."""
+    """What can be named by class path; records the arguments of its constructor."""
 
     _arguments: dict[str, Any]
 
@@ -55,12 +55,12 @@ class ModelComponent(Component):
         return 0
 
     def parameter_roles(self) -> dict[str, str]:
-        """Roles of parameters whose role does not follow from their shape, by name within this module."""
+        """Roles that do not follow from a parameter's shape, by its name within this module."""
         return {}
 
 
 class PerRecurrence(ModelComponent):
-    """A component that is told which recurrence it runs in, and may have parameters for each of them.
+    """A component that is told which recurrence it runs in, and may have parameters for each.
 
     Parameters of single recurrences end with the trained count; what comes after needs a rule of their author's.
     """
@@ -80,7 +80,7 @@ class PerRecurrence(ModelComponent):
 
 
 def class_path(obj: type | Callable[..., Any]) -> str:
-    """Import path of a class or function, short where the package re-exports it; UserError if it has none."""
+    """Import path, short where the package re-exports it; UserError if there is none."""
     module, name = obj.__module__, obj.__qualname__
     if "<" in name:
         raise UserError(
@@ -105,7 +105,7 @@ def component_spec(component: Component, sizes: int = 0) -> Spec:
 
 
 def callable_spec(factory: Callable[..., Any], owner: str) -> Spec:
-    """`{"class_path", "init_args"}` of a class or `functools.partial` of one, with all defaults; else UserError."""
+    """The same of a class or a `functools.partial` of one, with all defaults; else UserError."""
     target, positional, given = _called(factory)
     if inspect.isclass(target) and not positional:
         parameters = inspect.signature(target).parameters.values()
@@ -166,7 +166,7 @@ def import_class(path: str) -> Any:
 
 
 def as_factory(factory: Callable[..., Any] | Mapping[str, Any]) -> Callable[..., Any]:
-    """A callable from a callable or from `{"class_path", "init_args"}`; UserError for other keys and unknown paths."""
+    """A callable from one or from `{"class_path", "init_args"}`; UserError: other keys, unknown paths."""
     if not isinstance(factory, Mapping):
         return factory
     unknown = set(factory) - {"class_path", "init_args"}
@@ -180,7 +180,7 @@ def as_factory(factory: Callable[..., Any] | Mapping[str, Any]) -> Callable[...,
 
 
 def as_instance(component: Any) -> Any:
-    """The component itself, built first if given as `{"class_path", "init_args"}`; raises what `build` raises."""
+    """The component itself, built if given as `{"class_path", "init_args"}`; raises what `build` raises."""
     return build(component, "component", {}) if isinstance(component, Mapping) else component
 
 

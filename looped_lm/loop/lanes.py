@@ -36,14 +36,14 @@ class Lanes(PerRecurrence, nn.Module, ABC):
 
     @abstractmethod
     def write(self, state: State, y: Tensor, i: int) -> State:
-        """Lane state after recurrence `i` produced y (B,T,d); a new one, since `state` must stay as it was."""
+        """Lane state after recurrence `i` produced y (B,T,d); a new one: `state` stays as it was."""
 
     @abstractmethod
     def reduce(self, state: State) -> Tensor:
         """What the coda reads (B,T,d) after the last recurrence."""
 
     def mixing_matrices(self) -> Tensor | None:
-        """Matrices M_i (r,K,K) that mix the lanes in each recurrence; None where lanes are not mixed. For telemetry."""
+        """Matrices M_i (r,K,K) that mix the lanes in each recurrence; None: unmixed. For telemetry."""
         return None
 
     def recurrence_weights(self) -> dict[str, Tensor]:
@@ -52,7 +52,7 @@ class Lanes(PerRecurrence, nn.Module, ABC):
         return {} if mixing is None else {"mixing": mixing}
 
     def parameter_roles(self) -> dict[str, str]:
-        """Roles of parameters, by name within this module; lanes have an optimizer group of their own."""
+        """Roles of parameters, by name; lanes have an optimizer group of their own."""
         return {name: "lanes" for name, _ in self.named_parameters()}
 
 
@@ -127,7 +127,7 @@ class HyperConnectionLanes(Lanes):
         return self.beta[self._step(i)]
 
     def read(self, state: Tensor, i: int) -> Tensor:
-        # Unlike tensordot, matmul is bf16 under autocast on every device, and the block is to read bf16.
+        # Unlike tensordot, matmul is bf16 under autocast on every device, as the block reads.
         return torch.matmul(self.read_weights(i), state.flatten(1)).view(state.shape[1:])
 
     def write(self, state: Tensor, y: Tensor, i: int) -> Tensor:

@@ -15,7 +15,7 @@ import numpy as np
 from looped_lm.common.errors import UserError
 from looped_lm.loop.component import Component
 
-#: Counts that vary are planned one step at a time; more than this would look like a program that hangs.
+#: Counts that vary are planned one step at a time; more would look like a program that hangs.
 PLANNED_STEPS = 1_000_000
 
 
@@ -26,7 +26,7 @@ class RecurrenceSampler(Component, ABC):
     steps. A subclass may ignore it, or let the counts grow over the steps.
     """
 
-    #: Whether steps may differ. Components with parameters of their own for every recurrence need counts that do not.
+    #: Whether steps may differ; step-specific components need counts that do not.
     varies: bool = True
 
     def __init__(self, num_recurrences: int) -> None:
@@ -34,7 +34,7 @@ class RecurrenceSampler(Component, ABC):
 
     @abstractmethod
     def sample(self, step: int) -> int:
-        """Recurrences of optimizer step t = 0, 1, ...; the same whenever and wherever it is asked for."""
+        """Recurrences of optimizer step t = 0, 1, ...; the same whenever it is asked for."""
 
 
 class FixedRecurrences(RecurrenceSampler):
@@ -92,14 +92,14 @@ class LogNormalPoisson(RecurrenceSampler):
 
 
 def drawn(sampler: RecurrenceSampler, steps: int) -> Counter[int]:
-    """How many of the steps 0..steps-1 run each count of recurrences; raises what `checked_count` raises."""
+    """How many of `steps` steps run each count of recurrences; raises what `checked_count` raises."""
     if not sampler.varies:
         return Counter({checked_count(sampler, 0): steps})
     return Counter(checked_count(sampler, step) for step in range(steps))
 
 
 def checked_count(sampler: RecurrenceSampler, step: int) -> int:
-    """The sampler's count for a step; UserError: no int of at least 1, or a step beyond what is planned one by one."""
+    """The sampler's count for a step; UserError: no int of at least 1, or a step beyond PLANNED_STEPS."""
     name = type(sampler).__name__
     if step > PLANNED_STEPS and sampler.varies:
         raise UserError(

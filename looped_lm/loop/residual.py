@@ -1,6 +1,6 @@
 """Residual: how a layer of the recurrent block adds the output of its attention or MLP to its stream.
 
-B batch rows, T sequence length, d = d_model, r recurrences.
+B batch rows, T sequence length, d = d_model, r recurrences. Prelude and coda add plainly.
 """
 
 from __future__ import annotations

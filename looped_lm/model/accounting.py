@@ -147,7 +147,7 @@ def flops_per_token(
 def mean_flops_per_token(
     model: LoopedTransformer, seq_len: int, drawn: Mapping[int, int], convention: str = "paper"
 ) -> float:
-    """Mean of `flops_per_token` over training steps; `drawn` says how many steps run each count of recurrences."""
+    """Mean of `flops_per_token` over training steps; `drawn` says how many run each count."""
     total = sum(steps * flops_per_token(model, seq_len, convention, r) for r, steps in drawn.items())
     return total / sum(drawn.values())
 

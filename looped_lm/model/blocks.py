@@ -62,7 +62,7 @@ class Rotary(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the two halves of the last dimension of x (B,h,T,c) by the tables (T,c/2), or by (B,1,T,c/2)."""
+    """Rotate the halves of the last dimension of x (B,h,T,c) by tables (T,c/2) or (B,1,T,c/2)."""
     x1, x2 = x.chunk(2, dim=-1)
     return torch.cat((x1 * cos + x2 * sin, x2 * cos - x1 * sin), dim=-1)
 
@@ -71,7 +71,7 @@ class KeyValueSlot(Protocol):
     """Where a layer leaves keys and values in generation, and finds those of earlier tokens."""
 
     def extend(self, layer: nn.Module, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """All keys and values to attend to, from the new k and v (B,g,T,c), and the mask; None: plainly causal."""
+        """All keys and values, from the new k and v (B,g,T,c), and the mask; None: plainly causal."""
 
 
 class Attention(nn.Module):
@@ -102,7 +102,7 @@ class Attention(nn.Module):
         return self.out(y.transpose(1, 2).reshape(b, t, d))
 
     def attention_flops_per_token(self, seq_len: int) -> int:
-        """Forward FLOPs per token of QKᵀ and of the weighted sum of values over `seq_len` keys, not causal-halved."""
+        """Forward FLOPs per token of QKᵀ and the weighted sum of values over `seq_len` keys, not halved."""
         return 2 * 2 * self.n_heads * self.head_dim * seq_len
 
 
@@ -119,7 +119,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One pre-norm layer: x + Attn(norm(x)), then x + MLP(norm(x)), each sum made by a `residual` of its own."""
+    """Pre-norm layer: x + Attn(norm(x)), then x + MLP(norm(x)), each sum by a `residual` of its own."""
 
     def __init__(
         self, d_model: int, head_dim: int, n_kv_heads: int, residual: Callable[[], Residual]

@@ -20,10 +20,10 @@ def compiler_problem(device: torch.device) -> str | None:
 
 
 def compile_in_place(model: LoopedTransformer, device: torch.device) -> str | None:
-    """Compile every layer of the model, or leave all as they are and return the compiler's problem."""
+    """Compile every layer of the model, or none and return the compiler's problem."""
     problem = compiler_problem(device)
     if problem is None:
-        # Under DDP the compiler would cut layers, to send gradients in between; they are sent between layers anyway.
+        # Under DDP the compiler would cut layers, to send gradients earlier than between layers.
         torch._dynamo.config.optimize_ddp = False
         for layer in model.layers():
             layer.compile()

@@ -46,7 +46,7 @@ class Exit(Protocol):
 
 
 class Cache(Protocol):
-    """What earlier tokens left behind in generation, as the loop reads it; `looped_lm.generation.cache` has one."""
+    """What earlier tokens left behind, as the loop reads it; `looped_lm.generation.cache` has one."""
 
     #: Positions (B,T) of this pass's tokens, and one more than the largest so far.
     positions: Tensor
@@ -144,7 +144,7 @@ class LoopedTransformer(Component, nn.Module):
         self.observer: Callable[[int, State], None] | None = None
 
     def architecture(self) -> dict[str, Any]:
-        """Arguments that build a model like this one, as plain data: components as class_path and init_args."""
+        """Arguments that build a model like this one, as plain data."""
         return {**self._arguments, **specs(self)}
 
     def forward(
@@ -219,7 +219,7 @@ class LoopedTransformer(Component, nn.Module):
     def recurrence(
         self, e: Tensor, state: State, cos: Tensor, sin: Tensor, i: int, cache: KeyValueSlot | None = None
     ) -> State:
-        """Lane state after recurrence `i`, from the prelude's output e (B,T,d) and the lane state before it."""
+        """Lane state after recurrence `i`, from the prelude's output e (B,T,d) and the state before it."""
         u = self.injection(e, self.lanes.read(state, i), i)
         for layer in self.block:
             u = layer(u, cos, sin, cache)
@@ -246,7 +246,7 @@ class LoopedTransformer(Component, nn.Module):
         return {key: c for key, c in found.items() if c.step_specific}
 
     def refuse_untrainable(self, drawn: Iterable[int] = ()) -> None:
-        """Refuse (UserError) components that cannot train together; steps run the counts `drawn`, if not all r."""
+        """Refuse (UserError) components that cannot train in steps of the `drawn` counts, or of r."""
         specific = {type(c).__name__: SEAMS[key].default.__name__ for key, c in self.step_specific().items()}
         refuse_untrainable(self.injection, self.bptt, specific, self.num_recurrences, drawn)
 

@@ -108,7 +108,7 @@ class LoopedLM(L.LightningModule):
         self.model.check_recurrences(self.eval_recurrences)
         #: Name, seed and resolved configuration of the run; set by the command line for the run record.
         self.provenance: dict[str, Any] = {}
-        #: Loss (nats/token) and tokens of the last evaluation, unrounded by the precision of the run.
+        #: Loss (nats/token) and tokens of the last evaluation, unrounded.
         self.evaluated: tuple[float, int] | None = None
         self.val_loss = TokenLoss()
         self.due_validation = DueValidation()
@@ -116,7 +116,7 @@ class LoopedLM(L.LightningModule):
         self._step_tokens = 0
         self._stop_requested = False
         self._derived = Derived()
-        # Plain data that rebuilds this object, whoever made the components, with every default written out.
+        # Plain data that rebuilds this object, with every default written out.
         self.save_hyperparameters(
             {
                 **self.model.architecture(),
@@ -298,7 +298,7 @@ class LoopedLM(L.LightningModule):
         Raises:
             UserError: another architecture, or another class of optimizer to go on training with.
         """
-        # load_from_checkpoint builds a module from the checkpoint's own hyperparameters, without a trainer.
+        # load_from_checkpoint takes the checkpoint's own hyperparameters, without a trainer.
         recipe = changed_recipe(checkpoint, dict(self.hparams)) if is_attached(self) else []
         compare_tensors(checkpoint["state_dict"], self.state_dict())
         if not is_attached(self) or self.trainer.state.fn != "fit":

@@ -37,7 +37,7 @@ class Memory:
 def saved_bytes(model: LoopedTransformer, rows: int, seq_len: int, num_recurrences: int | None = None) -> int:
     """Bytes that one micro-batch keeps for backward: distinct storages of saved tensors, without weights."""
     kept: dict[int, Tensor] = {}
-    # Fake CPU tensors take a real run's attention kernel; the meta device's keeps the whole attention matrix.
+    # Fake CPU tensors take the attention kernel of a real run; the meta device's keeps the whole matrix.
     with FakeTensorMode():
         state = {name: torch.empty(b.shape, dtype=b.dtype) for name, b in model.named_buffers()}
         for name, p in model.named_parameters():
@@ -47,7 +47,7 @@ def saved_bytes(model: LoopedTransformer, rows: int, seq_len: int, num_recurrenc
         def pack(tensor: Tensor) -> Tensor:
             key = tensor.untyped_storage()._cdata
             if key not in weights:
-                # Holding the tensor keeps its storage alive, so that no later storage gets the same address.
+                # Holding the tensor keeps any later storage from getting the same address.
                 kept.setdefault(key, tensor)
             return tensor
 

@@ -34,12 +34,11 @@ class MuonH(Optimizer):
         momentum: decay of MuonH's momentum average.
         betas: decays of AdamW's two averages.
         eps: AdamW's epsilon.
-        shard: each of several processes orthogonalises a balanced share of the matrices and receives the others'
-            results. If false, each orthogonalises all, which may be faster for small matrices on a slow network.
+        shard: each of several processes orthogonalises a share of the matrices; if false, each orthogonalises all,
+            which may be faster for small matrices on a slow network.
 
     Raises:
-        UserError: a group without a role, a `matrix` parameter that is not two-dimensional, or one whose initial norm
-            is zero (it could never leave the origin of its sphere).
+        UserError: a group without a role, or a `matrix` that is not two-dimensional or starts with norm zero.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class MuonH(Optimizer):
                 f"eps is {eps} and lr is {lr}; eps must be positive, and lr must not be negative."
             )
         self.shard = shard
-        #: The number of processes and the stacks of matrices shared out among them; made in the first step.
+        #: The number of processes and the stacks shared out among them; made in the first step.
         self._stacks: tuple[int, list[Stack]] | None = None
         super().__init__(params, {"lr": lr, "momentum": momentum, "betas": tuple(betas), "eps": eps})
 
@@ -107,7 +106,7 @@ class MuonH(Optimizer):
         super().__setstate__({**state, "_stacks": None})
 
     def _muonh(self) -> None:
-        """Update all stacks. Each begins before the previous one is finished, so that sending and computing overlap."""
+        """Update all stacks. Each begins before the previous one is finished: sending and computing overlap."""
         shared = self.shard and dist.is_available() and dist.is_initialized()
         rank, world_size = (dist.get_rank(), dist.get_world_size()) if shared else (0, 1)
         if self._stacks is None or self._stacks[0] != world_size:
@@ -129,7 +128,7 @@ class MuonH(Optimizer):
             _move(*begun)
 
     def _orthogonalise(self, stack: Stack, share: list[int], out: Tensor) -> None:
-        """Update the momentum of a whole stack, and write the directions of this process's share to `out`."""
+        """Update a whole stack's momentum, and write the directions of this process's share to `out`."""
         momentum = stack.group["momentum"]
         trained = [p for p in stack.params if p.grad is not None]
         if not trained:
@@ -176,7 +175,7 @@ class MuonH(Optimizer):
 
 
 def _move(stack: Stack, layout: Layout, exchange: Exchange) -> None:
-    """Step the weights along the directions, both scaled to their spheres; a zero direction moves nothing."""
+    """Step the weights along the directions, both scaled to their spheres."""
     updates = exchange.results()
     if not layout.order:
         return

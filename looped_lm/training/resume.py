@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: with a recipe that changed, and with a validation that was due when the run stopped."""
+"""Going on from a checkpoint: a recipe that changed, and a validation that was due when the run stopped."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def use_own_recipe(
 
 
 class DueValidation:
-    """Remembers the step of the last finished validation; makes up for the one that should have come after it.
+    """Remembers the step of the last finished validation; makes up for the one due after it.
 
     Lightning counts a validation as done that a stop came before or broke off.
     """
@@ -90,7 +90,7 @@ class DueValidation:
         self._resumed_at: int | None = None
 
     def nothing_left(self, checkpoint: dict[str, Any], steps: int, same_recipe: bool) -> bool:
-        """Whether a run of `steps` steps has nothing to do for a checkpoint, not even that run's final validation."""
+        """Whether a run of `steps` steps has nothing left to do, not even its final validation."""
         done = checkpoint["global_step"]
         awaits_validation = done == steps and same_recipe and checkpoint.get(VALIDATED_AT, done) != done
         return done >= steps and not awaits_validation

@@ -19,8 +19,8 @@ from looped_lm.loop.component import Component
 class RunSize:
     """What a horizon may depend on.
 
-    FLOPs are training FLOPs in the convention `paper`: F per token with r recurrences, and those of optimizer step t, or
-    None if all steps run r. `n_once` parameters are used once per token, `n_rec` in every recurrence.
+    Training FLOPs in the convention `paper`: F per token with r recurrences, and of optimizer step t, or None if all
+    steps run r. `n_once` parameters are used once per token, `n_rec` in every recurrence.
     """
 
     flops_per_token: float

@@ -1,4 +1,4 @@
-"""How the processes of a run share the orthogonalisation: stacks of matrices, shares, and the exchange of results."""
+"""How the processes of a run share the orthogonalisation: stacks, shares, and the exchange of results."""
 
 from __future__ import annotations
 
@@ -82,10 +82,7 @@ def stacks_of(groups: Sequence[dict[str, Any]]) -> list[Stack]:
 
 
 def share_out(stacks: Sequence[Stack], world_size: int) -> None:
-    """Give every matrix to one process so that all have about the same FLOPs; all processes compute the same shares.
-
-    The costliest go first, to the process with the least work so far (longest processing time; Graham, 1969).
-    """
+    """Give every matrix, the costliest first, to the process with the least work so far (Graham, 1969)."""
     loads = [0] * world_size
     for stack in sorted(stacks, key=lambda stack: -stack.flops):
         stack.shares = [[] for _ in range(world_size)]
@@ -98,8 +95,7 @@ def share_out(stacks: Sequence[Stack], world_size: int) -> None:
 class Exchange:
     """The results of one stack in one step: each process writes `own` and calls `start`; then all have `results`.
 
-    `like` is a matrix of the stack. Which matrices have a gradient travels with the results: processes that disagreed
-    about it would go on with different weights.
+    Which matrices have a gradient travels along: processes that disagreed would go on with different weights.
     """
 
     def __init__(self, layout: Layout, like: Tensor, rank: int) -> None:

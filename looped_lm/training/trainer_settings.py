@@ -30,9 +30,9 @@ def derive(
     val_every_steps: int | None,
     before: Derived,
 ) -> Derived:
-    """Put the recipe's settings on a trainer whose loops have not started; `before` is what an earlier fit derived.
+    """Put the recipe's settings on a trainer whose loops have not started.
 
-    `steps` are those that the horizon plans; `val_every_steps` None leaves validation to the end.
+    `before` is what an earlier fit derived; `val_every_steps` None leaves validation to the end.
 
     Raises:
         UserError: a trainer setting contradicts the recipe, or would do nothing.
@@ -87,9 +87,9 @@ def derive(
 
 
 def processes_of_torchrun(devices: Any, num_nodes: int, environment: Mapping[str, str]) -> tuple[Any, int]:
-    """The configured `devices` and `num_nodes`, or those of torchrun in `environment` where a run does not name any.
+    """`devices` and `num_nodes`, as torchrun started the processes where a run does not say otherwise.
 
-    Lightning compares what a run does say.
+    With base.yaml's one device each process would train a model of its own.
     """
     if "TORCHELASTIC_RUN_ID" not in environment or str(devices) not in ("1", "auto", "-1"):
         return devices, num_nodes

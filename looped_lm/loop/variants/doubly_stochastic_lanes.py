@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from looped_lm.common.errors import UserError
 from looped_lm.loop.lanes import HyperConnectionLanes
 
-#: Weight of the lane that a recurrence starts with; the others share the rest. Sigmoids cannot start one-hot.
+#: First weight of a recurrence's leading lane; the others share the rest. Sigmoids cannot start one-hot.
 LEADING = 0.9
-#: Keeps the rounding's quotient finite where nothing is left to round; rows then miss 1 by at most this.
+#: Keeps the rounding's quotient finite; rows then miss 1 by at most this.
 ROUNDING_FLOOR = 1e-6
 
 

@@ -28,7 +28,7 @@ class LoopIndexInjection(LinearInjection):
         self.gain = nn.Parameter(torch.zeros(d_model))
 
     def index_embedding(self, i: int) -> Tensor:
-        """p(i + 1) (d,): sines, then cosines. Counted from 1: at 0 the sines vanish and their gains would not train."""
+        """p(i + 1) (d,): sines, then cosines. At 0 the sines vanish and their gains would not train."""
         pairs = torch.arange(0, self.d_model, 2, dtype=self.gain.dtype, device=self.gain.device)
         angles = (i + 1) * BASE ** (-pairs / self.d_model)
         return torch.cat((angles.sin(), angles.cos()))
