@@ -1,4 +1,4 @@
-"""Files and folders written whole or not at all: aside, down to the disk, and then under their names."""
+"""Files and folders written whole or not at all: aside first, then under their names."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 
 from looped_lm.common.errors import UserError
 
-#: Ending of a file that is being written; one that a killed process left behind may be removed.
+#: Ending of a file being written; what a killed process left behind may be removed.
 PARTIAL = ".partial"
 
 
 @contextmanager
 def new_file(path: str | Path) -> Iterator[Path]:
-    """A path to write to, which becomes `path` when the block ends and all of it is on the disk. Makes the folder.
+    """A path to write to, which becomes `path` when the block ends. Makes the folder.
 
     A process killed at any moment, and a block that raises, leave the file that was there before.
     """

@@ -76,7 +76,7 @@ def expect(holds: bool, message: str) -> None:
 
 
 def expect_close(actual: Tensor, expected: Tensor, message: str, tolerance: float = 1e-9) -> None:
-    """Raise ConformanceError unless two tensors agree, relative to the largest expected value."""
+    """The same unless two tensors agree, relative to the largest expected value."""
     off = float((actual.detach() - expected.detach()).abs().max())
     bound = tolerance * max(float(expected.detach().abs().max()), 1e-30)
     # Not `off > bound`: a nan agrees with nothing.

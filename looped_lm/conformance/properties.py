@@ -1,4 +1,4 @@
-"""What holds for a component at rest: gradients, counts, FLOPs, one recurrence, clean inputs, causality."""
+"""What holds for a component at rest."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def tokens_see_their_own_past_alone(candidate: Candidate) -> None:
 
 
 def more_recurrences_run_or_are_refused(candidate: Candidate) -> None:
-    """Evaluation with twice the recurrences runs under the component's rule, or is refused with a message."""
+    """Twice the recurrences run under the component's rule, or are refused with a message."""
     model = candidate.lm().model
     inputs, _ = batch()
     r = model.num_recurrences

@@ -1,4 +1,4 @@
-"""What holds for a component in training: precision, compilation, checkpoints, a falling loss, two processes."""
+"""What holds for a component in training, on one process and on two."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def recomputation_changes_nothing(candidate: Candidate) -> None:
 
 
 def a_checkpoint_alone_rebuilds_it(candidate: Candidate) -> None:
-    """Saved and loaded with weights_only, the model is built from the same components and gives the same loss."""
+    """Loaded with weights_only, the model has the same components and the same loss."""
     lm = candidate.lm()
     content = {
         "state_dict": lm.state_dict(),
@@ -89,7 +89,7 @@ def a_checkpoint_alone_rebuilds_it(candidate: Candidate) -> None:
 
 
 def a_few_steps_lower_the_loss(candidate: Candidate) -> None:
-    """Eight steps of the model's own recipe on one batch, from its initial weights, end at a lower loss."""
+    """Eight steps of the model's own recipe on one batch end at a lower loss."""
     lm = candidate.lm(torch.float32, moved=False)
     configured = lm.configure_optimizers()
     optimizer, scheduler = configured["optimizer"], configured["lr_scheduler"]["scheduler"]

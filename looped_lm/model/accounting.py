@@ -116,7 +116,7 @@ def count_roles(model: LoopedTransformer) -> dict[str, int]:
 def flops_per_token(
     model: LoopedTransformer, seq_len: int, convention: str = "paper", num_recurrences: int | None = None
 ) -> float:
-    """Training FLOPs per token at context length `seq_len`, for the model's or another count of recurrences.
+    """Training FLOPs per token at context length `seq_len`, for the model's or another count.
 
     A product with a weight matrix costs 2 FLOPs per parameter forward and 4 backward. Recurrences without gradients
     cost their forward alone. The convention `paper` counts the full attention matrix, `causal` half of it.

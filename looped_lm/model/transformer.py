@@ -140,7 +140,7 @@ class LoopedTransformer(Component, nn.Module):
         nn.init.normal_(self.embedding.weight)
         nn.init.normal_(self.head.weight, std=0.001)
         self.refuse_untrainable()
-        #: Called as `observer(i, state)` after each recurrence; for telemetry, never for computing.
+        #: Called as `observer(i, state)` after each recurrence; for telemetry only.
         self.observer: Callable[[int, State], None] | None = None
 
     def architecture(self) -> dict[str, Any]:
@@ -282,4 +282,6 @@ def _check_sizes(values: Mapping[str, Any]) -> None:
         if values[name] < least:
             raise UserError(f"{name} is {values[name]}; it must be at least {least}.")
     if values["head_dim"] % 2:
-        raise UserError(f"head_dim is {values['head_dim']}; the rotary embedding turns pairs: make it even.")
+        raise UserError(
+            f"head_dim is {values['head_dim']}; the rotary embedding turns pairs: it must be even."
+        )

@@ -20,7 +20,7 @@ def usable_device(name: str | None) -> torch.device:
 
 
 def keeps_embedding_in_bf16(device: torch.device, precision: str | int | None) -> bool:
-    """Whether the embedding's weights themselves are bf16: under bf16 autocast on GPUs; CPUs would only lose by it."""
+    """Whether the embedding itself is bf16: under bf16 autocast on GPUs; CPUs would only lose by it."""
     return device.type == "cuda" and precision == "bf16-mixed"
 
 

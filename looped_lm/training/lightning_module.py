@@ -106,7 +106,7 @@ class LoopedLM(L.LightningModule):
         #: Recurrences that evaluation runs.
         self.eval_recurrences = r if eval_recurrences is None else eval_recurrences
         self.model.check_recurrences(self.eval_recurrences)
-        #: Name, seed and resolved configuration of the run; set by the command line for the run record.
+        #: Name, seed and resolved configuration of the run; set by the command line.
         self.provenance: dict[str, Any] = {}
         #: Loss (nats/token) and tokens of the last evaluation, unrounded.
         self.evaluated: tuple[float, int] | None = None

@@ -47,7 +47,7 @@ def saved_bytes(model: LoopedTransformer, rows: int, seq_len: int, num_recurrenc
         def pack(tensor: Tensor) -> Tensor:
             key = tensor.untyped_storage()._cdata
             if key not in weights:
-                # Holding the tensor keeps any later storage from getting the same address.
+                # Held, so that no later storage gets the same address.
                 kept.setdefault(key, tensor)
             return tensor
 
@@ -62,7 +62,7 @@ def saved_bytes(model: LoopedTransformer, rows: int, seq_len: int, num_recurrenc
 
 
 def state_floats(factory: Callable[[Any], Optimizer], role: str) -> float:
-    """Floats of optimizer state per parameter of a role, counted after one step on a small parameter."""
+    """Floats of optimizer state per parameter of a role, counted after one step."""
     p = torch.nn.Parameter(torch.ones((4, 4) if role == "matrix" else (16,), device="cpu"))
     p.grad = torch.ones_like(p)
     optimizer = factory([{"params": [p], "role": role, "lr": 0.1}])

@@ -102,7 +102,7 @@ class MuonH(Optimizer):
         return {**super().__getstate__(), "shard": self.shard}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # The stacks refer to the groups of before; a copy and a loaded state bring their own.
+        # The stacks refer to the groups of before.
         super().__setstate__({**state, "_stacks": None})
 
     def _muonh(self) -> None:

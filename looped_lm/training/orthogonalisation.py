@@ -1,4 +1,4 @@
-"""Polar factors of stacks of matrices, from matrix products alone: Polar Express (arXiv 2505.16932)."""
+"""Polar factors of stacks of matrices by Polar Express (arXiv 2505.16932)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORKING_SET = 512 * 2**20
 
 
 def orthogonalisation_dtype(device: torch.device) -> torch.dtype:
-    """bf16 on GPUs that support it; fp32 elsewhere: on CPUs, bf16 products can be about 90 times slower."""
+    """bf16 on GPUs that support it, else fp32: on CPUs bf16 products can be 90 times slower."""
     return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
 
 

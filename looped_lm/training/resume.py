@@ -103,7 +103,7 @@ class DueValidation:
             start_without_steps(trainer)
 
     def make_up(self, trainer: L.Trainer) -> None:
-        """Validate now if that was due at the step of the checkpoint; called at the start of training."""
+        """Validate now, at the start of training, if that was due at the checkpoint's step."""
         step = trainer.global_step
         if self._resumed_at != step or self.validated_at == step or not trainer.enable_validation:
             return

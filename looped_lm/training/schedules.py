@@ -33,7 +33,7 @@ class RunSize:
 
 @dataclass(frozen=True)
 class Plan:
-    """Length of a run: steps S, target tokens D (not rounded to steps), and the FLOPs budget C if C set the length."""
+    """Length of a run: steps S, target tokens D (not rounded to steps), and the FLOPs budget C if that set it."""
 
     steps: int
     tokens: float

@@ -16,7 +16,7 @@ from looped_lm.training.schedules import accumulation
 
 @dataclass(frozen=True)
 class Derived:
-    """What was set on a Trainer, so that a second fit on it is not taken for a user's own setting."""
+    """What a fit set on its Trainer, which the next fit must not take for a user's setting."""
 
     accumulate_grad_batches: int = 1
     val_check_interval: int | float = 1.0
