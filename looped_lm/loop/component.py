@@ -119,7 +119,7 @@ def callable_spec(factory: Callable[..., Any], owner: str) -> Spec:
 
 
 def _called(factory: Callable[..., Any]) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """What a factory calls in the end, and the arguments that it adds."""
+    """What a factory calls in the end, and what it adds."""
     if not isinstance(factory, functools.partial):
         return factory, (), {}
     if factory.args and inspect.isclass(factory.args[-1]):

@@ -59,7 +59,7 @@ class MuonH(Optimizer):
                 f"eps is {eps} and lr is {lr}; eps must be positive, and lr must not be negative."
             )
         self.shard = shard
-        #: The number of processes and the stacks shared out among them; made in the first step.
+        #: The number of processes and the stacks shared out among them.
         self._stacks: tuple[int, list[Stack]] | None = None
         super().__init__(params, {"lr": lr, "momentum": momentum, "betas": tuple(betas), "eps": eps})
 

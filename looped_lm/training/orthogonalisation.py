@@ -50,7 +50,6 @@ def orthogonalise(matrices: Sequence[Tensor] | Tensor, out: Tensor | None = None
 
 
 def _polar_express(g: Tensor, out: Tensor) -> None:
-    """Write the polar factors of a stack (n,rows,cols) to `out`."""
     norm = torch.linalg.vector_norm(
         g, dim=(-2, -1), keepdim=True, dtype=torch.promote_types(g.dtype, torch.float32)
     )
