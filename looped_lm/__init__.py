@@ -1,7 +1,4 @@
-"""Looped (depth-recurrent) language models: define a loop, train it, measure what one recurrence is worth.
-
-The names below load on first use, so that importing the package (and `--help`) stays cheap.
-"""
+"""Looped (depth-recurrent) language models: define a loop, train it, measure what one recurrence is worth."""
 
 from __future__ import annotations
 
@@ -15,66 +12,44 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_EXPORTS = {
-    "LoopedLM": "training.lightning_module",
-    "LoopedTransformer": "model.transformer",
-    "Injection": "loop.injection",
-    "LinearInjection": "loop.injection",
-    "AdditiveInjection": "loop.injection",
-    "PassthroughInjection": "loop.injection",
-    "DiagonalInjection": "loop.variants.diagonal_injection",
-    "LoopIndexInjection": "loop.variants.loop_index_injection",
-    "Lanes": "loop.lanes",
-    "SingleLane": "loop.lanes",
-    "HyperConnectionLanes": "loop.lanes",
-    "DoublyStochasticLanes": "loop.variants.doubly_stochastic_lanes",
-    "Residual": "loop.residual",
-    "PlainResidual": "loop.residual",
-    "ScaledResidual": "loop.residual",
-    "BPTTStrategy": "loop.bptt",
-    "FullBPTT": "loop.bptt",
-    "TruncatedBPTT": "loop.bptt",
-    "RecurrenceSampler": "loop.recurrences",
-    "FixedRecurrences": "loop.recurrences",
-    "LogNormalPoisson": "loop.recurrences",
-    "MuonH": "training.optim",
-    "Horizon": "training.schedules",
-    "FlopsBudget": "training.schedules",
-    "TokenBudget": "training.schedules",
-    "TokensPerParameter": "training.schedules",
-    "Steps": "training.schedules",
-    "HyperP": "training.schedules",
-    "LinearSchedule": "training.schedules",
+#: Names that load on first use, so that importing the package (and `--help`) stays cheap.
+_NAMES = {
+    "training.lightning_module": "LoopedLM",
+    "model.transformer": "LoopedTransformer",
+    "loop.injection": "Injection LinearInjection AdditiveInjection PassthroughInjection",
+    "loop.variants.diagonal_injection": "DiagonalInjection",
+    "loop.variants.loop_index_injection": "LoopIndexInjection",
+    "loop.lanes": "Lanes SingleLane HyperConnectionLanes",
+    "loop.variants.doubly_stochastic_lanes": "DoublyStochasticLanes",
+    "loop.residual": "Residual PlainResidual ScaledResidual",
+    "loop.bptt": "BPTTStrategy FullBPTT TruncatedBPTT",
+    "loop.recurrences": "RecurrenceSampler FixedRecurrences LogNormalPoisson",
+    "training.optim": "MuonH",
+    "training.schedules": "Horizon FlopsBudget TokenBudget TokensPerParameter Steps HyperP LinearSchedule",
 }
+_EXPORTS = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = ["__version__", *_EXPORTS]
 
-#: Where modules were before the package had rooms, and where they are now.
+#: The rooms of modules that were in the package itself before it had rooms.
 _MOVED = {
-    **dict.fromkeys(
-        ("bptt", "component", "injection", "lanes", "recurrences", "residual", "trainability", "variants"),
-        "loop",
-    ),
-    **dict.fromkeys(("accounting", "blocks", "compilation", "loss", "transformer"), "model"),
-    **dict.fromkeys(
-        ("lightning_module", "memory", "metrics", "optim", "orthogonalisation", "schedules", "sharding"),
-        "training",
-    ),
+    "loop": "bptt component injection lanes recurrences residual trainability variants",
+    "model": "accounting blocks compilation loss transformer",
+    "training": "lightning_module memory metrics optim orthogonalisation schedules sharding",
 }
+_ROOMS = {module: room for room, modules in _MOVED.items() for module in modules.split()}
 
 
 class _EarlierNames:
     """Finds modules under the names of before: users' files and YAML say `looped_lm.injection.LinearInjection`.
 
-    A finder and loader by its methods alone: their base classes in importlib.abc double the time of `--help`.
-
-    A name of before gives the very module of today, so that its classes are the same ones.
+    Without base classes: importlib.abc doubles the time of `--help`.
     """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         package, _, rest = fullname.partition(".")
-        room = _MOVED.get(rest.partition(".")[0]) if package == __name__ else None
+        room = _ROOMS.get(rest.partition(".")[0]) if package == __name__ else None
         if room is None:
             return None
         origin = f"{__name__}.{room}.{rest}"
@@ -83,7 +58,7 @@ class _EarlierNames:
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         assert spec.origin is not None
         module = importlib.import_module(spec.origin)
-        # The import system is about to put the earlier name's spec into the module.
+        # The import system is about to replace it.
         spec.loader_state = module.__spec__
         return module
 
@@ -93,7 +68,7 @@ class _EarlierNames:
         module.__spec__ = earlier.loader_state
 
 
-# First of all finders: the others would load `looped_lm.variants.x` a second time, from the folder of today.
+# First of all finders: the others would load `looped_lm.variants.x` a second time.
 sys.meta_path.insert(0, _EarlierNames())
 
 

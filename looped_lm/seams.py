@@ -1,8 +1,8 @@
 """The axes of the loop in one table: whatever depends on which axes there are is derived from it.
 
-A new axis is a base class in `looped_lm.loop`, a row here and its use in `LoopedTransformer`, under the row's key as an
-argument and as an attribute. Checkpoints, run records, exported folders, the comparison with a checkpoint and the
-conformance suite then know it. configs/base.yaml names the default of every axis; a test compares it with this table.
+A new axis is a base class in `looped_lm.loop`, a row here, and an argument and attribute of `LoopedTransformer` under
+the row's key: checkpoints, run records, exported folders and the conformance suite then know it. configs/base.yaml
+names the default of every axis; a test compares it with this table.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ class Seam:
         key: argument and attribute of its owner, and its name in YAML, hyperparameters, config.json and run records.
         base: base class of its components.
         default: class where none is named.
-        sizes: what the owner supplies to the constructor, by position and in this order. Without sizes a component may
-            be given as an instance.
+        sizes: what the owner supplies first to the constructor. Without sizes a component may be an instance.
         of_training: owned by LoopedLM and no part of the model, so that weights do without it.
         later: came after the first files were written: those that do not name it were made with the default.
     """
@@ -41,11 +40,7 @@ class Seam:
     later: bool = True
 
     def build(self, given: Any, sizes: Mapping[str, int]) -> Any:
-        """The component from an instance, a factory, class_path and init_args, or None for the default.
-
-        Raises:
-            UserError: a constructor that does not take the sizes.
-        """
+        """The component from an instance, a factory, class_path and init_args, or None; raises what `build` raises."""
         if isinstance(given, self.base) and not self.sizes:
             return given
         supplied = {name: sizes[name] for name in self.sizes}

@@ -1,1 +1,1 @@
-"""Common ground: errors, wording and writing of files. Knows no model and imports nothing heavy."""
+"""Errors, wording and writing of files: what knows no model and imports nothing heavy."""

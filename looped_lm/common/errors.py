@@ -6,12 +6,11 @@ from __future__ import annotations
 class UserError(ValueError):
     """Something that the user can mend: the message gives the value, the reason and the way out.
 
-    The command line shows its message alone. Every other exception is a fault in code, ours or a component's, and keeps
-    its traceback. Components of your own may raise it, too, for arguments that cannot be right.
+    The command line shows it alone; other exceptions keep their traceback. Components of your own may raise it, too.
     """
 
 
-#: With those derived from them. The siblings' are known by name: this package imports neither datamodules nor fitting.
+#: With those derived from them. The siblings' are known by name, since they are not imported here.
 _FOR_USERS = {
     f"{UserError.__module__}.{UserError.__qualname__}",
     "datamodules.errors.DataError",

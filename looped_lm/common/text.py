@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lightning import Trainer
 
 
-class _Ranked(Protocol):
-    @property
-    def is_global_zero(self) -> bool: ...
-
-
-def say(trainer: _Ranked, message: str) -> None:
-    """Print on one process of a run. A module's own `print` goes through the progress bar, which may not show yet."""
+def say(trainer: Trainer, message: str) -> None:
+    """Print on one process. A module's `print` goes through the progress bar, which may not show yet."""
     if trainer.is_global_zero:
         print(message)
 
 
 def did_you_mean(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
-    """The question "Did you mean 'x'?" with the closest of the names that exist, or "" if none is close.
-
-    The question begins with a space, so that it can follow the sentence that says what is wrong.
-    """
+    """The question " Did you mean 'x'?", to end a message, with the closest of the names; "" if none is close."""
     close = difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)
     return f" Did you mean {close[0]!r}?" if close else ""
 
@@ -36,8 +31,8 @@ def duration(seconds: float) -> str:
 
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> str:
-    """A table whose first `left` columns are aligned to the left and whose other columns are aligned to the right."""
-    table = [list(header), *(list(row) for row in rows)]
+    """A table whose first `left` columns are aligned to the left, the others to the right."""
+    table = [header, *rows]
     widths = [max(len(row[i]) for row in table) for i in range(len(header))]
     return "\n".join(
         "  ".join(

@@ -1,29 +1,25 @@
-"""Files and folders written whole or not at all: aside, down to the disk, and then under their names."""
+"""Files and folders written whole or not at all: aside first, then under their names."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from looped_lm.common.errors import UserError
 
+#: Ending of a file being written; what a killed process left behind may be removed.
 PARTIAL = ".partial"
-"""Ending of a file that is being written; one that a killed process left behind may be removed."""
 
 
 @contextmanager
 def new_file(path: str | Path) -> Iterator[Path]:
-    """A path to write to, which becomes `path` when the block ends and all of it is on the disk.
+    """A path to write to, which becomes `path` when the block ends. Makes the folder.
 
-    A process killed at any moment, and a block that raises, leave the file that was there before. Missing folders are
-    made.
-
-    Raises:
-        OSError: the disk is full, or the folder cannot be written to.
+    A process killed at any moment, and a block that raises, leave the file that was there before.
     """
     aside = Path(f"{path}{PARTIAL}")
     try:
@@ -40,31 +36,23 @@ def new_file(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill, which becomes `path` when the block ends and all of it is on the disk.
-
-    Raises:
-        UserError: there is something at `path`.
-        OSError: the disk is full, or the folder above cannot be written to.
-    """
+    """A folder to fill, which becomes `path` when the block ends; UserError if `path` exists."""
     if path.exists():
         raise UserError(f"{path} exists, and nothing is overwritten: name another folder, or remove it.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    aside.mkdir()
     try:
         yield aside
         for file in aside.iterdir():
             _flush(file)
-        # mkdtemp makes the folder private; it is to be shared.
-        umask = os.umask(0)
-        os.umask(umask)
-        aside.chmod(0o777 & ~umask)
         aside.rename(path)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
 def _flush(path: Path) -> None:
-    """Have the disk hold what was written: the content of a file, or the names in a folder."""
+    """Have the disk hold a file's content, or the names in a folder."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -76,10 +64,8 @@ def _flush(path: Path) -> None:
 def failing_with(way_out: str, path: str | Path) -> Iterator[None]:
     """Name the file and the system's reason where the block cannot write.
 
-    torch.save raises a RuntimeError or another OSError while it handles the system's own, of a full disk, for example.
-
     Raises:
-        UserError: the block raised an OSError, or something else because of one.
+        UserError: the block raised an OSError, or something else because of one, as torch.save does.
     """
     try:
         yield

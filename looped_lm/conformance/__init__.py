@@ -1,4 +1,4 @@
-"""Does a component keep the promises that the rest of the project builds on? For shipped ones and for your own.
+"""Does a component, shipped or your own, keep the promises that the rest of the project builds on?
 
 In a project of yours, with pytest:
 
@@ -11,9 +11,9 @@ In a project of yours, with pytest:
         check()
 
 `checks` takes what `LoopedLM` takes (`injection`, `lanes`, `residual`, `bptt`, `optimizer`, alone or together), as
-classes, `functools.partial` of classes, or class_path and init_args. It gives a list of named checks on a tiny model;
-each raises `ConformanceError` with what is wrong. pytest is a convenience: `for check in checks(...): check()` does the
-same. A script needs the guard `if __name__ == "__main__":` around it, since one check starts processes.
+classes, `functools.partial` of classes, or class_path and init_args. Each check on a tiny model raises
+`ConformanceError` with what is wrong. Without pytest, `for check in checks(...): check()` does the same; a script needs
+the guard `if __name__ == "__main__":` around it, since one check starts processes.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from typing import Any
 
 from looped_lm.conformance import properties, training
 from looped_lm.conformance.candidate import Candidate, ConformanceError
-from looped_lm.conformance.distributed import ddp_equals_single
 
-__all__ = ["Candidate", "Check", "ConformanceError", "checks", "ddp_equals_single"]
+__all__ = ["Candidate", "Check", "ConformanceError", "checks"]
 
 #: Every check that needs one process, by name.
 SINGLE_PROCESS: dict[str, Callable[[Candidate], None]] = {
@@ -65,10 +64,9 @@ def checks(ddp: bool = True, **components: Any) -> list[Check]:
     """The checks of a component, or of several that are used together.
 
     Args:
-        ddp: with the check that spawns two processes, which takes as long as all others; `ddp_equals_single` runs it
-            for many candidates at once.
+        ddp: with the check that spawns two processes, which takes as long as all others.
         components: arguments of `LoopedLM` that differ from the tiny linear model.
     """
     candidate = Candidate(components)
     named = [Check(name, run, candidate) for name, run in SINGLE_PROCESS.items()]
-    return [*named, Check("ddp", ddp_equals_single, candidate)] if ddp else named
+    return [*named, Check("ddp", training.ddp_equals_single, candidate)] if ddp else named

@@ -33,18 +33,14 @@ class ConformanceError(AssertionError):
 
 @dataclass(frozen=True)
 class Candidate:
-    """Components on trial: arguments of LoopedLM over those of a tiny linear model with r = 4."""
+    """Arguments of LoopedLM on trial, over those of a tiny linear model with r = 4."""
 
     components: Mapping[str, Any] = field(default_factory=dict)
 
     def lm(self, dtype: torch.dtype = torch.float64, moved: bool = True, **overrides: Any) -> LoopedLM:
         """A freshly built module, the same each time, without touching the global random state.
 
-        Args:
-            dtype: of its parameters.
-            moved: move every weight off its initial value. Initial values such as [I | 0] or one-hot lanes hide what a
-                component does.
-            overrides: arguments of LoopedLM.
+        `moved`: every weight off its initial value, since [I | 0] or one-hot lanes hide what a component does.
         """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -80,7 +76,7 @@ def expect(holds: bool, message: str) -> None:
 
 
 def expect_close(actual: Tensor, expected: Tensor, message: str, tolerance: float = 1e-9) -> None:
-    """Raise ConformanceError unless two tensors agree, relative to the largest expected value."""
+    """The same unless two tensors agree, relative to the largest expected value."""
     off = float((actual.detach() - expected.detach()).abs().max())
     bound = tolerance * max(float(expected.detach().abs().max()), 1e-30)
     # Not `off > bound`: a nan agrees with nothing.

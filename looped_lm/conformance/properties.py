@@ -1,9 +1,8 @@
-"""What holds for a component at rest: gradients, counts, FLOPs, one recurrence, clean inputs, causality."""
+"""What holds for a component at rest."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,12 +14,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from looped_lm.common.errors import UserError
 from looped_lm.conformance.candidate import VOCAB, Candidate, batch, expect, expect_close
-from looped_lm.model.accounting import FORWARD_ONLY, TRAINED, count_roles, flops_per_token, parameter_roles
+from looped_lm.model import accounting
 from looped_lm.model.transformer import LoopedTransformer
 
 
 def every_parameter_learns(candidate: Candidate) -> None:
-    """A finite, non-zero gradient for every parameter, and for every recurrence's share of step-specific ones."""
+    """A finite, non-zero gradient for every parameter, in every recurrence of step-specific ones."""
     lm = candidate.lm()
     lm.loss(batch()).backward()
     for name, p in lm.model.named_parameters():
@@ -35,14 +34,12 @@ def every_parameter_learns(candidate: Candidate) -> None:
             if p.dim() > 0 and len(p) == r:
                 assert p.grad is not None
                 idle = [i for i in range(r) if not bool((p.grad[i] != 0).any())]
-                expect(
-                    not idle,
-                    f"{type(component).__name__}.{name} does not train in recurrences {idle} of {r}.",
-                )
+                owner = type(component).__name__
+                expect(not idle, f"{owner}.{name} does not train in recurrences {idle} of {r}.")
 
 
 def counts_and_roles_are_whole(candidate: Candidate) -> None:
-    """Every parameter is in one section, has one role, and reaches the optimizer once, which takes it as it starts."""
+    """Every parameter is in one section, has one role, and reaches the optimizer once, which takes it."""
     lm = candidate.lm(torch.float32, moved=False)
     everything = sum(p.numel() for p in lm.model.parameters())
     sections = lm.sections.as_dict()
@@ -51,7 +48,10 @@ def counts_and_roles_are_whole(candidate: Candidate) -> None:
         f"The sections {sections} sum to {sum(sections.values())}, but there are {everything} parameters: some are "
         "shared between sections or outside all of them.",
     )
-    expect(sum(count_roles(lm.model).values()) == everything, "The roles do not cover every parameter.")
+    expect(
+        sum(accounting.count_roles(lm.model).values()) == everything,
+        "The roles do not cover every parameter.",
+    )
     try:
         optimizer = lm.configure_optimizers()["optimizer"]
     except ValueError as error:
@@ -61,19 +61,11 @@ def counts_and_roles_are_whole(candidate: Candidate) -> None:
         sorted(grouped) == sorted(id(p) for p in lm.model.parameters()),
         "The optimizer's groups do not hold every parameter exactly once.",
     )
-    roles = parameter_roles(lm.model)
+    roles = accounting.parameter_roles(lm.model)
     wrong = [n for n, p in lm.model.named_parameters() if roles[n] == "matrix" and p.dim() != 2]
     expect(
-        not wrong, f"{wrong} have the role 'matrix' and are not matrices; name another in parameter_roles()."
+        not wrong, f"{wrong} have the role 'matrix' and are no matrices; name another in parameter_roles()."
     )
-
-
-@dataclass(frozen=True)
-class Measured:
-    """FLOPs per token: of matrix products, and of all elementwise operations and sums at one FLOP per element."""
-
-    products: float
-    elementwise: float
 
 
 class _ElementwiseCounter(TorchDispatchMode):
@@ -90,34 +82,24 @@ class _ElementwiseCounter(TorchDispatchMode):
         return out
 
 
-def _measure(run: Callable[[], Any], tokens: int) -> Measured:
-    """FLOPs per token of `run`, which handles `tokens` tokens; on the meta device attention counts in full."""
+def _measure(run: Callable[[], Any], tokens: int) -> tuple[float, float]:
+    """FLOPs per token: of matrix products, and of elementwise operations and sums."""
     with FlopCounterMode(display=False) as products:
         run()
     with _ElementwiseCounter() as elementwise:
         run()
-    return Measured(products.get_total_flops() / tokens, elementwise.total / tokens)
+    return products.get_total_flops() / tokens, elementwise.total / tokens
 
 
-def _measured(model: LoopedTransformer, rows: int, seq_len: int) -> dict[str, Measured]:
-    """FLOPs per token of one recurrence's injection and lanes, and of one use of the block's residual."""
-    tokens, r = rows * seq_len, model.num_recurrences
+def _measured(model: LoopedTransformer, rows: int, seq_len: int) -> dict[str, tuple[float, float]]:
+    tokens, every = rows * seq_len, range(model.num_recurrences)
     x = torch.zeros(rows, seq_len, model.d_model, device="meta")
-
-    def inject() -> None:
-        for i in range(r):
-            model.injection(x, x, i)
-
-    state = model.lanes.expand(x)
-
-    def carry() -> None:
-        for i in range(r):
-            model.lanes.read(state, i)
-            model.lanes.write(state, x, i)
-
+    injection, lanes, state = model.injection, model.lanes, model.lanes.expand(x)
     return {
-        "injection": _measure(inject, r * tokens),
-        "lanes": _measure(carry, r * tokens),
+        "injection": _measure(lambda: [injection(x, x, i) for i in every], len(every) * tokens),
+        "lanes": _measure(
+            lambda: [(lanes.read(state, i), lanes.write(state, x, i)) for i in every], len(every) * tokens
+        ),
         "residual": _measure(lambda: model.residual(x, x), tokens),
     }
 
@@ -125,41 +107,40 @@ def _measured(model: LoopedTransformer, rows: int, seq_len: int) -> dict[str, Me
 def flops_agree_with_the_counter(candidate: Candidate) -> None:
     """Declared FLOPs are between torch's count of matrix products and that plus every elementwise operation.
 
-    The whole training step agrees within 1%, once what the convention counts and torch does not is taken out: norm
-    scales, and what the components declare beyond their matrix products.
+    The whole training step agrees within 1%, without norm scales and what is declared beyond matrix products.
     """
     rows, seq_len = 2, 64
+    sizes = {"size": 4, "head_dim": 64, "seq_len": seq_len, "batch_tokens": rows * seq_len}
+    # On the meta device torch counts attention in full.
     with torch.device("meta"):
-        model = candidate.lm(
-            torch.float32, moved=False, size=4, head_dim=64, seq_len=seq_len, batch_tokens=rows * seq_len
-        ).model
+        model = candidate.lm(torch.float32, moved=False, **sizes).model
         tokens = torch.zeros(rows, seq_len, dtype=torch.int64)
-    measured = _measured(model, rows, seq_len)
     beyond: dict[str, float] = {}
-    for seam, flops in measured.items():
+    for seam, (products, elementwise) in _measured(model, rows, seq_len).items():
         component = getattr(model, seam)
         declared = component.flops_per_token()
-        beyond[seam] = declared - flops.products
+        beyond[seam] = declared - products
         expect(
-            0.99 * flops.products <= declared <= 1.01 * (flops.products + flops.elementwise),
-            f"{type(component).__name__}.flops_per_token() is {declared:,}, but one use does {flops.products:,.0f} "
-            f"FLOPs per token in matrix products, and {flops.elementwise:,.0f} elementwise.",
+            0.99 * products <= declared <= 1.01 * (products + elementwise),
+            f"{type(component).__name__}.flops_per_token() is {declared:,}, but one use does {products:,.0f} "
+            f"FLOPs per token in matrix products, and {elementwise:,.0f} elementwise.",
         )
 
     def step() -> None:
         F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
 
-    def scales(*layers: nn.Module) -> int:
-        norms = [m for part in layers for m in part.modules() if isinstance(m, nn.RMSNorm)]
-        return sum(p.numel() for norm in norms for p in norm.parameters())
+    def scales(layers: nn.Module) -> int:
+        return sum(accounting.count(m) for m in layers.modules() if isinstance(m, nn.RMSNorm))
 
     r = model.num_recurrences
-    passes = sum(TRAINED if model.bptt.keeps_grad(i, r) else FORWARD_ONLY for i in range(r))
+    passes = sum(
+        accounting.TRAINED if model.bptt.keeps_grad(i, r) else accounting.FORWARD_ONLY for i in range(r)
+    )
     residuals = 2 * len(model.block) * beyond["residual"]
-    uncounted: float = TRAINED * 2 * scales(model.prelude, model.coda)
+    uncounted: float = accounting.TRAINED * 2 * (scales(model.prelude) + scales(model.coda))
     uncounted += passes * (2 * scales(model.block) + beyond["injection"] + beyond["lanes"] + residuals)
-    expected = flops_per_token(model, seq_len) - uncounted
-    counted = _measure(step, tokens.numel()).products
+    expected = accounting.flops_per_token(model, seq_len) - uncounted
+    counted, _ = _measure(step, tokens.numel())
     expect(
         abs(counted - expected) <= 0.01 * expected,
         f"A training step does {counted:,.0f} FLOPs per token in matrix products; the accounting says {expected:,.0f}.",
@@ -167,10 +148,7 @@ def flops_agree_with_the_counter(candidate: Candidate) -> None:
 
 
 def one_recurrence_is_one_application(candidate: Candidate) -> None:
-    """At r = 1 the model is embedding, prelude, one recurrence and coda, also when it is called again.
-
-    A component that keeps anything between calls, or counts them, fails.
-    """
+    """At r = 1 the model is embedding, prelude, one recurrence and coda, also when it is called again."""
     try:
         model = candidate.lm(num_recurrences=1).model
     except UserError:
@@ -195,11 +173,8 @@ def one_recurrence_is_one_application(candidate: Candidate) -> None:
 def _untouched(name: str, run: Callable[..., Any], *inputs: Any) -> Any:
     before = tree_map(lambda t: t.clone(), inputs)
     out = run(*inputs)
-    for old, new in zip(tree_leaves(before), tree_leaves(inputs), strict=True):
-        expect(
-            torch.equal(old, new),
-            f"{name} changes its input in place; gradients and telemetry need it as it was.",
-        )
+    same = all(torch.equal(*pair) for pair in zip(tree_leaves(before), tree_leaves(inputs), strict=True))
+    expect(same, f"{name} changes its input in place; gradients and telemetry need it as it was.")
     return out
 
 
@@ -210,14 +185,14 @@ def inputs_stay_as_they_are(candidate: Candidate) -> None:
         generator = torch.Generator().manual_seed(3)
         e, y = (torch.randn(2, 5, model.d_model, generator=generator, dtype=torch.float64) for _ in range(2))
         injection, lanes, residual = model.injection, model.lanes, model.residual
-        name = type(lanes).__name__
+        name, injects = type(lanes).__name__, type(injection).__name__
         state = _untouched(f"{name}.expand", lanes.expand, injection.initial_state(e))
         for i in range(model.num_recurrences):
             s = _untouched(f"{name}.read", lambda x, i=i: lanes.read(x, i), state)
-            _untouched(f"{type(injection).__name__}.forward", lambda a, b, i=i: injection(a, b, i), e, s)
+            _untouched(f"{injects}.forward", lambda a, b, i=i: injection(a, b, i), e, s)
             state = _untouched(f"{name}.write", lambda a, b, i=i: lanes.write(a, b, i), state, y)
         _untouched(f"{name}.reduce", lanes.reduce, state)
-        _untouched(f"{type(injection).__name__}.initial_state", injection.initial_state, e)
+        _untouched(f"{injects}.initial_state", injection.initial_state, e)
         _untouched(f"{type(residual).__name__}.forward", residual, e, y)
 
 
@@ -232,12 +207,13 @@ def telemetry_sees_the_mixing(candidate: Candidate) -> None:
         if not isinstance(state, Tensor) or len(state) != matrices.shape[-1]:
             return
         state = torch.randn(state.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+        name = f"{type(lanes).__name__}.mixing_matrices"
         for i, matrix in enumerate(matrices):
-            expect_close(
+            mixed, expected = (
                 lanes.write(state, torch.zeros_like(state[0]), i),
-                torch.tensordot(matrix, state, dims=1),
-                f"{type(lanes).__name__}.mixing_matrices shows something else than recurrence {i} mixes with",
+                torch.tensordot(matrix, state, 1),
             )
+            expect_close(mixed, expected, f"{name} shows something else than recurrence {i} mixes with")
 
 
 def tokens_see_their_own_past_alone(candidate: Candidate) -> None:
@@ -255,7 +231,7 @@ def tokens_see_their_own_past_alone(candidate: Candidate) -> None:
 
 
 def more_recurrences_run_or_are_refused(candidate: Candidate) -> None:
-    """Evaluation with twice the recurrences runs under the component's rule, or is refused with a message."""
+    """Twice the recurrences run under the component's rule, or are refused with a message."""
     model = candidate.lm().model
     inputs, _ = batch()
     r = model.num_recurrences
@@ -272,8 +248,5 @@ def more_recurrences_run_or_are_refused(candidate: Candidate) -> None:
                 "parameters that belong to one recurrence each, and give `beyond_trained` where there is a rule.",
             )
         expect(bool(more.isfinite().all()), f"With {2 * r} recurrences the logits are not finite.")
-        expect_close(
-            model(inputs, num_recurrences=r),
-            model(inputs),
-            "The trained number of recurrences is not the default",
-        )
+        trained = model(inputs, num_recurrences=r)
+        expect_close(trained, model(inputs), "The trained number of recurrences is not the default")

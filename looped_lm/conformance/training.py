@@ -1,16 +1,26 @@
-"""What holds for a component in training: precision, compilation, recomputation, checkpoints, a falling loss."""
+"""What holds for a component in training, on one process and on two."""
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
-from looped_lm.conformance.candidate import Candidate, batch, expect, expect_close
+from looped_lm.conformance.candidate import Candidate, ConformanceError, batch, expect, expect_close, move
+from looped_lm.model.transformer import LoopedTransformer
 from looped_lm.training.lightning_module import LoopedLM
+
+WORLD = 2
+TIMEOUT = timedelta(seconds=120)
 
 
 def _loss_and_gradients(lm: LoopedLM) -> tuple[Tensor, dict[str, Tensor]]:
@@ -34,23 +44,16 @@ def mixed_precision_agrees(candidate: Candidate) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = lm.loss(batch())
     loss.backward()
-    expect(
-        abs(float(loss.detach()) - expected) <= 0.02 * expected,
-        f"bf16 autocast: loss {loss}, in fp32 {expected}.",
-    )
+    near = abs(float(loss.detach()) - expected) <= 0.02 * expected
+    expect(near, f"bf16 autocast: loss {loss}, in fp32 {expected}.")
     wrong = [n for n, p in lm.model.named_parameters() if p.grad is None or not bool(p.grad.isfinite().all())]
     expect(not wrong, f"bf16 autocast: no finite gradient for {wrong}.")
 
 
 def compiled_equals_eager(candidate: Candidate, backend: str = "aot_eager") -> None:
-    """Layers and injection compiled in place give the same loss and gradients, under the same parameter names."""
+    """Compiled layers and injection give the same loss and gradients, under the same parameter names."""
     eager, compiled = candidate.lm(), candidate.lm()
-    for module in (
-        *compiled.model.prelude,
-        *compiled.model.block,
-        *compiled.model.coda,
-        compiled.model.injection,
-    ):
+    for module in (*compiled.model.layers(), compiled.model.injection):
         module.compile(backend=backend)
     _expect_same(compiled, eager, "Compilation", 1e-9)
     expect(list(compiled.state_dict()) == list(eager.state_dict()), "Compilation renames parameters.")
@@ -62,7 +65,7 @@ def recomputation_changes_nothing(candidate: Candidate) -> None:
 
 
 def a_checkpoint_alone_rebuilds_it(candidate: Candidate) -> None:
-    """Saved and loaded with weights_only, the model is built from the same components and gives the same loss."""
+    """Loaded with weights_only, the model has the same components and the same loss."""
     lm = candidate.lm()
     content = {
         "state_dict": lm.state_dict(),
@@ -86,7 +89,7 @@ def a_checkpoint_alone_rebuilds_it(candidate: Candidate) -> None:
 
 
 def a_few_steps_lower_the_loss(candidate: Candidate) -> None:
-    """Eight steps of the model's own recipe on one batch, from its initial weights, end at a lower loss."""
+    """Eight steps of the model's own recipe on one batch end at a lower loss."""
     lm = candidate.lm(torch.float32, moved=False)
     configured = lm.configure_optimizers()
     optimizer, scheduler = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
@@ -98,7 +101,75 @@ def a_few_steps_lower_the_loss(candidate: Candidate) -> None:
         losses.append(float(loss.detach()))
         optimizer.step()
         scheduler.step()
-    expect(
-        losses[-1] < losses[0],
-        f"Training on one batch does not lower its loss: {[round(x, 4) for x in losses]}.",
-    )
+    rounded = [round(x, 4) for x in losses]
+    expect(losses[-1] < losses[0], f"Training on one batch does not lower its loss: {rounded}.")
+
+
+def ddp_equals_single(*candidates: Candidate) -> None:
+    """Two processes with half the rows each give the gradients of one process with all, at a second step.
+
+    As in training, a parameter without a gradient stops DDP. One pair of processes serves all candidates.
+    """
+    problems = zip(candidates, ddp_problems(*candidates), strict=True)
+    found = [f"{candidate}: {problem}" for candidate, problem in problems if problem]
+    expect(not found, "\n".join(found))
+
+
+def ddp_problems(*candidates: Candidate) -> list[str | None]:
+    """What goes wrong with each candidate on two processes; None where nothing does."""
+    # The other processes build the components by class path.
+    architectures = [c.lm().model.architecture() for c in candidates]
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_worker, (folder, architectures), nprocs=WORLD)
+        results = torch.load(Path(folder) / "results.pt", weights_only=True)
+    return [_problem(a, result) for a, result in zip(architectures, results, strict=True)]
+
+
+def _worker(rank: int, folder: str, architectures: Sequence[Mapping[str, Any]]) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/store", WORLD)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD, timeout=TIMEOUT)
+    results: list[dict[str, Tensor] | str] = []
+    inputs, targets = (t.chunk(WORLD)[rank] for t in batch())
+    for architecture in architectures:
+        model = _build(architecture)
+        try:
+            results.append(_two_steps(model, DistributedDataParallel(model), inputs, targets))
+        except RuntimeError as error:
+            results.append(str(error).splitlines()[0])
+    if rank == 0:
+        torch.save(results, f"{folder}/results.pt")
+    dist.destroy_process_group()
+
+
+def _problem(architecture: Mapping[str, Any], result: dict[str, Tensor] | str) -> str | None:
+    if isinstance(result, str):
+        return f"DDP stops: {result}"
+    model = _build(architecture)
+    try:
+        for name, gradient in _two_steps(model, model, *batch()).items():
+            expect(name in result, f"under DDP {name} gets no gradient.")
+            expect_close(result[name], gradient, f"DDP changes the gradient of {name}")
+    except ConformanceError as error:
+        return str(error)
+    return None
+
+
+def _build(architecture: Mapping[str, Any]) -> LoopedTransformer:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = LoopedTransformer(**architecture).double()
+    move(model)
+    return model
+
+
+def _two_steps(model: LoopedTransformer, forward: Any, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    """Gradients of a second step: parameters without gradient stop DDP there."""
+    for _ in range(2):
+        with torch.no_grad():
+            for p in model.parameters():
+                if p.grad is not None:
+                    p.sub_(0.1 * p.grad)
+                    p.grad = None
+        forward(inputs, targets).backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}

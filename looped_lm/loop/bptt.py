@@ -38,9 +38,7 @@ class TruncatedBPTT(BPTTStrategy):
 
     def __init__(self, window: int | None = None) -> None:
         if window is not None and window < 1:
-            raise UserError(
-                f"window is {window}; at least the last recurrence must keep gradients (window >= 1)."
-            )
+            raise UserError(f"window is {window}; the last recurrence must keep gradients (window >= 1).")
         self.window = window
 
     def keeps_grad(self, i: int, num_recurrences: int) -> bool:

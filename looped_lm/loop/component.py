@@ -1,8 +1,7 @@
 """What a checkpoint and a run record need to know of a component: its class and how it was built.
 
-Every seam's base class derives from `Component`, which remembers the arguments of its constructor. `component_spec`
-turns a component back into `{"class_path": ..., "init_args": ...}` (plain JSON types), and `build` takes either that
-form or a callable, so that a checkpoint alone rebuilds the model it holds, even one built in Python.
+`component_spec` turns a component into `{"class_path": ..., "init_args": ...}` (plain JSON types) and `build` turns it
+back, so that a checkpoint alone rebuilds its model.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Spec = dict[str, Any]
 
 
 class Component:
-    """Base of everything that can be named by class path; records the arguments of its constructor."""
+    """What can be named by class path; records the arguments of its constructor."""
 
     _arguments: dict[str, Any]
 
@@ -30,11 +29,11 @@ class Component:
         self = super().__new__(cls)
         signature = inspect.signature(cls)
         try:
-            # bind_partial: unpickling and deepcopy call __new__ without arguments and restore __dict__ afterwards.
+            # Unpickling and deepcopy call __new__ without arguments and restore __dict__ afterwards.
             bound = signature.bind_partial(*args, **kwargs)
         except TypeError:
             return self  # __init__ is about to refuse these arguments in its own name.
-        # With defaults: a default that changes later must not rebuild another component from an old checkpoint.
+        # A default that changes later must not rebuild another component from an old checkpoint.
         bound.apply_defaults()
         arguments = dict(bound.arguments)
         for name, parameter in signature.parameters.items():
@@ -56,27 +55,23 @@ class ModelComponent(Component):
         return 0
 
     def parameter_roles(self) -> dict[str, str]:
-        """Roles of parameters whose role does not follow from their shape, by name within this module."""
+        """Roles that do not follow from a parameter's shape, by its name within this module."""
         return {}
 
 
 class PerRecurrence(ModelComponent):
-    """A component that is told which recurrence it runs in, and may have parameters for each of them.
+    """A component that is told which recurrence it runs in, and may have parameters for each.
 
-    Parameters that all recurrences share allow any count in evaluation. Those of single recurrences end with the
-    trained count, and what comes after needs a rule, which only their author can give.
+    Parameters of single recurrences end with the trained count; what comes after needs a rule of their author's.
     """
 
-    #: Whether parameters belong to one recurrence each; such parameters get no gradient where recurrences are left out.
+    #: Whether parameters belong to one recurrence each: without it, they get no gradient.
     step_specific: bool = False
 
     def beyond_trained(self, i: int, trained: int) -> int:
         """Which trained recurrence (0..trained-1) lends its parameters to recurrence `i` >= `trained`.
 
-        Asked of step-specific components only. A subclass that has a rule overrides this and uses it in the loop.
-
-        Raises:
-            UserError: there is no rule.
+        A step-specific subclass that has a rule overrides this and uses it in the loop; UserError: there is none.
         """
         raise UserError(
             f"{type(self).__name__} has parameters of its own for each of {trained} recurrences and no rule for "
@@ -85,11 +80,7 @@ class PerRecurrence(ModelComponent):
 
 
 def class_path(obj: type | Callable[..., Any]) -> str:
-    """Import path of a class or function, short where the package re-exports it.
-
-    Raises:
-        UserError: it is defined inside a function and has no import path.
-    """
+    """Import path, short where the package re-exports it; UserError if there is none."""
     module, name = obj.__module__, obj.__qualname__
     if "<" in name:
         raise UserError(
@@ -103,15 +94,7 @@ def class_path(obj: type | Callable[..., Any]) -> str:
 
 
 def component_spec(component: Component, sizes: int = 0) -> Spec:
-    """`{"class_path", "init_args"}` of a component.
-
-    Args:
-        component: the component.
-        sizes: how many leading constructor arguments the model supplies itself; they are left out of `init_args`.
-
-    Raises:
-        UserError: an argument is not plain data, so no checkpoint could restore it.
-    """
+    """`{"class_path", "init_args"}` without the first `sizes` arguments; UserError: one is not plain data."""
     supplied = list(inspect.signature(type(component)).parameters)[:sizes]
     arguments = {k: v for k, v in component._arguments.items() if k not in supplied}
     owner = type(component).__qualname__
@@ -122,13 +105,7 @@ def component_spec(component: Component, sizes: int = 0) -> Spec:
 
 
 def callable_spec(factory: Callable[..., Any], owner: str) -> Spec:
-    """`{"class_path", "init_args"}` of a class or a `functools.partial` of one (an optimizer factory, for example).
-
-    `init_args` holds every argument that has a value, defaults included.
-
-    Raises:
-        UserError: the callable is neither, so no checkpoint could restore it.
-    """
+    """The same of a class or a `functools.partial` of one, with all defaults; else UserError."""
     target, positional, given = _called(factory)
     if inspect.isclass(target) and not positional:
         parameters = inspect.signature(target).parameters.values()
@@ -142,13 +119,12 @@ def callable_spec(factory: Callable[..., Any], owner: str) -> Spec:
 
 
 def _called(factory: Callable[..., Any]) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """What a factory calls in the end, and the arguments that it adds."""
+    """What a factory calls in the end, and what it adds."""
     if not isinstance(factory, functools.partial):
         return factory, (), {}
-    *_, last = (factory.func, *factory.args)
-    if inspect.isclass(last):
-        # A parser's partial calls the class through a function of its own and passes it as the last argument.
-        return last, (), factory.keywords
+    if factory.args and inspect.isclass(factory.args[-1]):
+        # A parser's partial calls a function of its own with the class as the last argument.
+        return factory.args[-1], (), factory.keywords
     return factory.func, factory.args, factory.keywords
 
 
@@ -171,8 +147,7 @@ def import_class(path: str) -> Any:
     """The object that a class path names.
 
     Raises:
-        UserError: no such module or attribute; the message lists the attributes there are. An import that fails inside
-            the module keeps its own error.
+        UserError: no such module or attribute. An import that fails inside the module keeps its own error.
     """
     module_name, _, name = path.rpartition(".")
     try:
@@ -191,40 +166,30 @@ def import_class(path: str) -> Any:
 
 
 def as_factory(factory: Callable[..., Any] | Mapping[str, Any]) -> Callable[..., Any]:
-    """A callable from a callable or from `{"class_path", "init_args"}` as stored in checkpoints.
-
-    Raises:
-        UserError: other keys, or a class path that names nothing.
-    """
+    """A callable from one or from `{"class_path", "init_args"}`; UserError: other keys, unknown paths."""
     if not isinstance(factory, Mapping):
         return factory
     unknown = set(factory) - {"class_path", "init_args"}
     if unknown or "class_path" not in factory:
         raise UserError(f"A component is given as class_path and init_args; got the keys {sorted(factory)}.")
-    init_args = {
-        name: as_instance(value) if isinstance(value, Mapping) and "class_path" in value else value
-        for name, value in (factory.get("init_args") or {}).items()
-    }
+    init_args = dict(factory.get("init_args") or {})
+    for name, value in init_args.items():
+        if isinstance(value, Mapping) and "class_path" in value:
+            init_args[name] = as_instance(value)
     return functools.partial(import_class(factory["class_path"]), **init_args)
 
 
 def as_instance(component: Any) -> Any:
-    """The component itself, built first if given as `{"class_path", "init_args"}`.
-
-    Raises:
-        UserError: as `build`.
-    """
+    """The component itself, built if given as `{"class_path", "init_args"}`; raises what `build` raises."""
     return build(component, "component", {}) if isinstance(component, Mapping) else component
 
 
 def build(factory: Callable[..., Any] | Mapping[str, Any], what: str, sizes: Mapping[str, int]) -> Any:
     """Call a factory with the sizes that its owner supplies, by position and in this order.
 
-    Whether it takes them is read off its signature first. What the constructor itself raises is left as it is: a fault
-    in a component shows at its own line.
-
     Raises:
-        UserError: the constructor does not take these sizes, or there is nothing to call.
+        UserError: by its signature the constructor does not take these sizes, or there is nothing to call. What the
+            constructor itself raises is left as it is: a fault in a component shows at its own line.
     """
     factory = as_factory(factory)
     target, positional, given = _called(factory)

@@ -1,7 +1,6 @@
 """Lanes: what is carried from one recurrence to the next.
 
-B batch rows, T sequence length, d = d_model, K lanes, r recurrences. Source: arXiv 2604.21106 (hyperconnections); the
-idea of lanes: arXiv 2409.19606.
+B batch rows, T sequence length, d = d_model, K lanes, r recurrences. Sources: arXiv 2604.21106, arXiv 2409.19606.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ class Lanes(PerRecurrence, nn.Module, ABC):
 
     def __init__(self, d_model: int, num_recurrences: int) -> None:
         super().__init__()
-        self.d_model = d_model
-        self.num_recurrences = num_recurrences
+        self.d_model, self.num_recurrences = d_model, num_recurrences
 
     @abstractmethod
     def expand(self, s: Tensor) -> State:
@@ -38,14 +36,14 @@ class Lanes(PerRecurrence, nn.Module, ABC):
 
     @abstractmethod
     def write(self, state: State, y: Tensor, i: int) -> State:
-        """Lane state after recurrence `i` produced y (B,T,d); a new one, since `state` must stay as it was."""
+        """Lane state after recurrence `i` produced y (B,T,d); a new one: `state` stays as it was."""
 
     @abstractmethod
     def reduce(self, state: State) -> Tensor:
         """What the coda reads (B,T,d) after the last recurrence."""
 
     def mixing_matrices(self) -> Tensor | None:
-        """Matrices M_i (r,K,K) that mix the lanes in each recurrence; None where lanes are not mixed. For telemetry."""
+        """Matrices M_i (r,K,K) that mix the lanes in each recurrence; None: unmixed. For telemetry."""
         return None
 
     def recurrence_weights(self) -> dict[str, Tensor]:
@@ -54,7 +52,7 @@ class Lanes(PerRecurrence, nn.Module, ABC):
         return {} if mixing is None else {"mixing": mixing}
 
     def parameter_roles(self) -> dict[str, str]:
-        """Roles of parameters, by name within this module; lanes have an optimizer group of their own."""
+        """Roles of parameters, by name; lanes have an optimizer group of their own."""
         return {name: "lanes" for name, _ in self.named_parameters()}
 
 
@@ -80,10 +78,9 @@ class HyperConnectionLanes(Lanes):
     u = sum_k alpha_i[k] l_k; l <- M_i l + beta_i ⊗ y; the coda reads sum_k l_k. Init: alpha_i = one-hot(i mod K),
     M_i = I, beta_i = 1. Parameters: r (K² + 2K). The state is (K,B,T,d): lanes lead, so mixing is one matrix product.
 
-    Beyond the trained r the scalars are gone through again from the first, i mod r: twice r is the trained loop run
-    twice. In four small runs (r = 4 and 8, K = 2 and 3) this lost 0.04 to 0.07 nats at 2r, where repeating the last
-    recurrence's scalars, or those of the last K in turn, lost 0.2 and more. The rule was chosen on these runs; at r + 1
-    the last K in turn lost less in three of them.
+    Beyond the trained r the scalars start again from the first, i mod r. On four small runs (r = 4 and 8, K = 2 and 3)
+    this lost 0.04 to 0.07 nats at 2r, repeating the last scalars or the last K in turn 0.2 and more; at r + 1 the last
+    K in turn lost less in three of them.
 
     Args:
         d_model: width d.
@@ -130,17 +127,14 @@ class HyperConnectionLanes(Lanes):
         return self.beta[self._step(i)]
 
     def read(self, state: Tensor, i: int) -> Tensor:
-        # Unlike tensordot, matmul is bf16 under autocast on every device, and the block is to read bf16.
+        # Unlike tensordot, matmul is bf16 under autocast on every device, as the block reads.
         return torch.matmul(self.read_weights(i), state.flatten(1)).view(state.shape[1:])
 
     def write(self, state: Tensor, y: Tensor, i: int) -> Tensor:
         # The residual stream stays fp32 under autocast, which would run this product in bf16.
         device = state.device.type
-        with (
-            torch.autocast(device, enabled=False)
-            if torch.amp.is_autocast_available(device)
-            else nullcontext()
-        ):
+        autocast = torch.amp.is_autocast_available(device)
+        with torch.autocast(device, enabled=False) if autocast else nullcontext():
             mixing = self.mixing_matrix(i)
             mixed = torch.tensordot(mixing, state.to(mixing.dtype), dims=1)
         return mixed + self.write_weights(i).view(-1, *(1,) * y.dim()) * y
@@ -153,11 +147,9 @@ class HyperConnectionLanes(Lanes):
 
     def recurrence_weights(self) -> dict[str, Tensor]:
         every = range(self.num_recurrences)
-        return {
-            **super().recurrence_weights(),
-            "alpha": torch.stack([self.read_weights(i) for i in every]),
-            "beta": torch.stack([self.write_weights(i) for i in every]),
-        }
+        alpha = torch.stack([self.read_weights(i) for i in every])
+        beta = torch.stack([self.write_weights(i) for i in every])
+        return {"mixing": self.mixing_matrices(), "alpha": alpha, "beta": beta}
 
     def flops_per_token(self) -> int:
         return 2 * (self.num_lanes**2 + 2 * self.num_lanes) * self.d_model

@@ -1,8 +1,7 @@
 """How many recurrences each training step runs.
 
-A sampler is a pure function of the optimizer step and of its own arguments, its seed among them: every rank, every
-micro-batch of the step and every resumed run get the same count without talking to each other, and what a run will
-cost is known exactly before it starts.
+A sampler is a pure function of the step and of its arguments: every rank, micro-batch and resumed run get the same
+count without talking to each other, and a run's cost is known before it starts.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ import numpy as np
 from looped_lm.common.errors import UserError
 from looped_lm.loop.component import Component
 
-#: Counts that vary are planned one step at a time; more than this would look like a program that hangs.
+#: Counts that vary are planned one step at a time; more would look like a program that hangs.
 PLANNED_STEPS = 1_000_000
 
 
 class RecurrenceSampler(Component, ABC):
     """Recurrences of every training step. A subclass takes `num_recurrences` first, the model's own count.
 
-    Evaluation runs `num_recurrences` whatever was drawn in training, and learning rates and tokens per parameter follow
-    from it; FLOPs follow from the counts of the steps. A subclass may ignore it, or let the counts grow over the steps.
+    Evaluation, learning rates and tokens per parameter follow from `num_recurrences`, FLOPs from the counts of the
+    steps. A subclass may ignore it, or let the counts grow over the steps.
     """
 
-    #: Whether steps may differ. Components with parameters of their own for every recurrence need counts that do not.
+    #: Whether steps may differ; step-specific components need counts that do not.
     varies: bool = True
 
     def __init__(self, num_recurrences: int) -> None:
@@ -35,7 +34,7 @@ class RecurrenceSampler(Component, ABC):
 
     @abstractmethod
     def sample(self, step: int) -> int:
-        """Recurrences of optimizer step t = 0, 1, ...; the same whenever and wherever it is asked for."""
+        """Recurrences of optimizer step t = 0, 1, ...; the same whenever it is asked for."""
 
 
 class FixedRecurrences(RecurrenceSampler):
@@ -50,14 +49,13 @@ class FixedRecurrences(RecurrenceSampler):
 class LogNormalPoisson(RecurrenceSampler):
     """r = Poisson(exp(tau)) + 1 with tau ~ N(log(r_mean - 1) - sigma²/2, sigma), so that r has the mean r_mean.
 
-    r_mean is the model's `num_recurrences`. Most draws are below it, a few far above. Source: arXiv 2502.05171, section
-    on the training objective (a mean of 33 = 32 + 1, sigma 1/2, gradients through the last 8 recurrences).
+    r_mean is the model's `num_recurrences`. Most draws are below it, a few far above. Source: arXiv 2502.05171,
+    training objective (a mean of 33 = 32 + 1, sigma 1/2, gradients through the last 8 recurrences).
 
     Args:
         num_recurrences: the mean of the counts.
         sigma: standard deviation of the logarithm of the rate; 0 leaves the Poisson alone.
-        max_recurrences: larger draws count as this many, which bounds a step's memory and lowers the mean a little;
-            None: no bound.
+        max_recurrences: larger draws count as this many, which bounds memory and lowers the mean; None: no bound.
         seed: of the draws.
 
     Raises:
@@ -94,22 +92,14 @@ class LogNormalPoisson(RecurrenceSampler):
 
 
 def drawn(sampler: RecurrenceSampler, steps: int) -> Counter[int]:
-    """How many of the steps 0..steps-1 run each count of recurrences.
-
-    Raises:
-        UserError: the sampler gives something else than a count, or there are too many steps to ask one by one.
-    """
+    """How many of `steps` steps run each count of recurrences; raises what `checked_count` raises."""
     if not sampler.varies:
         return Counter({checked_count(sampler, 0): steps})
     return Counter(checked_count(sampler, step) for step in range(steps))
 
 
 def checked_count(sampler: RecurrenceSampler, step: int) -> int:
-    """The sampler's count for a step.
-
-    Raises:
-        UserError: something else than a whole number of at least 1, or a step beyond what is planned one by one.
-    """
+    """The sampler's count for a step; UserError: no int of at least 1, or a step beyond PLANNED_STEPS."""
     name = type(sampler).__name__
     if step > PLANNED_STEPS and sampler.varies:
         raise UserError(

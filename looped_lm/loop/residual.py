@@ -17,14 +17,12 @@ from looped_lm.loop.component import ModelComponent
 class Residual(ModelComponent, nn.Module, ABC):
     """Joins a layer's stream with one of its two branches; every branch of the recurrent block has one of its own.
 
-    A subclass takes `d_model` and `num_recurrences` first; further constructor arguments are its own. It is part of the
-    block: the same in every recurrence, its parameters counted with the block's.
+    A subclass takes `d_model` and `num_recurrences` first. Its parameters count as the block's.
     """
 
     def __init__(self, d_model: int, num_recurrences: int) -> None:
         super().__init__()
-        self.d_model = d_model
-        self.num_recurrences = num_recurrences
+        self.d_model, self.num_recurrences = d_model, num_recurrences
 
     @abstractmethod
     def forward(self, x: Tensor, branch: Tensor) -> Tensor:
@@ -46,9 +44,8 @@ class ScaledResidual(Residual):
     """x + (gain / r)·branch, with r the recurrences the model is trained with.
 
     A block run r times adds r correlated updates, so that 1/r rather than 1/sqrt(r) keeps their sum bounded, and
-    learning rates carry over from one r to another. Source: "On the Residual Scaling of Looped Transformers: Stability
-    and Transferability" (arXiv 2606.18524). Its λ / (N·sqrt(L)) for L layers looped N times is gain = λ / sqrt(L).
-    The factor stays what it was in training when a model is evaluated with another number of recurrences.
+    learning rates carry over from one r to another. The factor stays that of training when a model is evaluated with
+    another count. Source: arXiv 2606.18524; its λ / (N·sqrt(L)) for L layers looped N times is gain = λ / sqrt(L).
 
     Args:
         d_model: width d.
@@ -62,9 +59,7 @@ class ScaledResidual(Residual):
     def __init__(self, d_model: int, num_recurrences: int, gain: float = 1.0) -> None:
         super().__init__(d_model, num_recurrences)
         if not gain > 0.0:
-            raise UserError(
-                f"gain is {gain}; it must be positive, or the block's branches would never train."
-            )
+            raise UserError(f"gain is {gain}; it must be positive, or the branches would never train.")
         self.scale = gain / num_recurrences
 
     def forward(self, x: Tensor, branch: Tensor) -> Tensor:

@@ -18,13 +18,8 @@ def refuse_untrainable(
 ) -> None:
     """Refuse combinations in which some parameter would get no gradient in some step.
 
-    Args:
-        injection: the injection.
-        bptt: which recurrences keep gradients.
-        step_specific: names of the classes in use that have parameters for every recurrence, each with the name of one
-            that could take its place.
-        num_recurrences: the model's recurrences r.
-        drawn: counts of recurrences that training steps run, where they are not all r.
+    `step_specific` has the names of classes with parameters for every recurrence, each with one to take its place;
+    `drawn` the counts of recurrences that training steps run, where they are not all `num_recurrences`.
 
     Raises:
         UserError: naming the components, the reason and the way out.
@@ -37,7 +32,25 @@ def refuse_untrainable(
             "get no gradient in some steps. Use FixedRecurrences with it, or {} with counts that vary.",
         )
     for r in counts:
-        _refuse_cut(injection, bptt, step_specific, r)
+        kept = [bptt.keeps_grad(i, r) for i in range(r)]
+        if not kept[-1] or kept != sorted(kept):
+            raise UserError(
+                f"{type(bptt).__name__} keeps gradients in recurrences {[i for i, k in enumerate(kept) if k]} of {r}: "
+                "gradients enter at the last recurrence and stop at the first that is cut, so the recurrences that "
+                "keep gradients must be the last ones and at least one."
+            )
+        if all(kept):
+            continue
+        cut = f"{type(bptt).__name__} runs {kept.count(False)} of {r} recurrences without gradients"
+        _refuse_specific(
+            step_specific, cut, "never train there. Use FullBPTT with it, or {} with truncation."
+        )
+        if not injection.reinjects_input:
+            raise UserError(
+                f"{cut}, and {type(injection).__name__} passes the prelude's output to the first recurrence only, so "
+                "prelude and embedding would get no gradient at all. Use FullBPTT, or an injection that reads the "
+                "prelude's output in every recurrence (LinearInjection, AdditiveInjection)."
+            )
 
 
 def _refuse_specific(step_specific: Mapping[str, str], because: str, fate: str) -> None:
@@ -45,24 +58,4 @@ def _refuse_specific(step_specific: Mapping[str, str], because: str, fate: str) 
         raise UserError(
             f"{because}, and {name} has parameters of its own for every recurrence, which would "
             + fate.format(instead)
-        )
-
-
-def _refuse_cut(injection: Injection, bptt: BPTTStrategy, step_specific: Mapping[str, str], r: int) -> None:
-    kept = [bptt.keeps_grad(i, r) for i in range(r)]
-    if not kept[-1] or kept != sorted(kept):
-        raise UserError(
-            f"{type(bptt).__name__} keeps gradients in recurrences {[i for i, k in enumerate(kept) if k]} of {r}: "
-            "gradients enter at the last recurrence and stop at the first that is cut, so the recurrences that keep "
-            "gradients must be the last ones and at least one."
-        )
-    if all(kept):
-        return
-    cut = f"{type(bptt).__name__} runs {kept.count(False)} of {r} recurrences without gradients"
-    _refuse_specific(step_specific, cut, "never train there. Use FullBPTT with it, or {} with truncation.")
-    if not injection.reinjects_input:
-        raise UserError(
-            f"{cut}, and {type(injection).__name__} passes the prelude's output to the first recurrence only, so "
-            "prelude and embedding would get no gradient at all. Use FullBPTT, or an injection that reads the "
-            "prelude's output in every recurrence (LinearInjection, AdditiveInjection)."
         )

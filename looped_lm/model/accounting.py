@@ -1,7 +1,6 @@
-"""What a model costs: parameters by section and role, FLOPs per token.
+"""What a model costs: parameters by section and role, FLOPs per token, read off the modules and the BPTT predicate.
 
-Everything is read off the modules and the BPTT predicate that training uses, so it also holds on the meta device and
-for components of a user's own. Source: arXiv 2604.21106, section 3 and its FLOPs appendix.
+Source: arXiv 2604.21106, section 3 and its FLOPs appendix.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ TRAINED, FORWARD_ONLY = 3, 1
 class Sections:
     """Parameters by section. Norm scales inside a layer belong to its section; `norms` are the three of the model.
 
-    `block` holds whatever else runs in every recurrence, too: components that are neither injection nor lanes.
+    `block` includes components that are neither injection nor lanes and run in every recurrence.
     """
 
     embedding: int
@@ -96,14 +95,11 @@ def parameter_roles(model: LoopedTransformer) -> dict[str, str]:
         if not isinstance(component, ModelComponent):
             continue
         for name, role in component.parameter_roles().items():
+            owner = type(component).__name__
             if role not in ROLES:
-                raise UserError(
-                    f"{type(component).__name__} gives {name!r} the role {role!r}; roles are {ROLES}."
-                )
+                raise UserError(f"{owner} gives {name!r} the role {role!r}; roles are {ROLES}.")
             if f"{prefix}.{name}" not in roles:
-                raise UserError(
-                    f"{type(component).__name__}.parameter_roles names {name!r}, and it has no such parameter."
-                )
+                raise UserError(f"{owner}.parameter_roles names {name!r}, and it has no such parameter.")
             roles[f"{prefix}.{name}"] = role
     return roles
 
@@ -120,7 +116,7 @@ def count_roles(model: LoopedTransformer) -> dict[str, int]:
 def flops_per_token(
     model: LoopedTransformer, seq_len: int, convention: str = "paper", num_recurrences: int | None = None
 ) -> float:
-    """Training FLOPs per token at context length `seq_len`, for the model's or another count of recurrences.
+    """Training FLOPs per token at context length `seq_len`, for the model's or another count.
 
     A product with a weight matrix costs 2 FLOPs per parameter forward and 4 backward. Recurrences without gradients
     cost their forward alone. The convention `paper` counts the full attention matrix, `causal` half of it.
@@ -133,9 +129,8 @@ def flops_per_token(
     share = CONVENTIONS[convention]
 
     def forward(layers: nn.Module) -> float:
-        attention = sum(
-            m.attention_flops_per_token(seq_len) for m in layers.modules() if isinstance(m, Attention)
-        )
+        attentions = [m for m in layers.modules() if isinstance(m, Attention)]
+        attention = sum(m.attention_flops_per_token(seq_len) for m in attentions)
         parts = [m for m in layers.modules() if isinstance(m, ModelComponent)]
         weights = count(layers) - sum(count(m) for m in parts)
         return 2 * weights + share * attention + sum(m.flops_per_token() for m in parts)
@@ -152,7 +147,7 @@ def flops_per_token(
 def mean_flops_per_token(
     model: LoopedTransformer, seq_len: int, drawn: Mapping[int, int], convention: str = "paper"
 ) -> float:
-    """Mean of `flops_per_token` over training steps; `drawn` says how many steps run each count of recurrences."""
+    """Mean of `flops_per_token` over training steps; `drawn` says how many run each count."""
     total = sum(steps * flops_per_token(model, seq_len, convention, r) for r, steps in drawn.items())
     return total / sum(drawn.values())
 

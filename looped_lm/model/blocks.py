@@ -25,12 +25,9 @@ def rms_norm(d_model: int) -> nn.RMSNorm:
 
 
 class Rotary(nn.Module):
-    """Cosine and sine tables (T, c/2) of the rotary embedding, base 10,000.
+    """Cosine and sine tables (T, c/2) of the rotary embedding, base 10,000; longer sequences extend them.
 
-    Args:
-        head_dim: size of one head; even.
-        seq_len: longest sequence of the tables; longer ones extend them.
-        bf16_tables: round the tables to bfloat16, as checkpoints of the paper's public code expect.
+    `bf16_tables` rounds them to bfloat16, as checkpoints of the paper's public code expect.
     """
 
     cos: Tensor
@@ -65,7 +62,7 @@ class Rotary(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the two halves of the last dimension of x (B,h,T,c) by the tables (T,c/2), or by (B,1,T,c/2)."""
+    """Rotate the halves of the last dimension of x (B,h,T,c) by tables (T,c/2) or (B,1,T,c/2)."""
     x1, x2 = x.chunk(2, dim=-1)
     return torch.cat((x1 * cos + x2 * sin, x2 * cos - x1 * sin), dim=-1)
 
@@ -74,7 +71,7 @@ class KeyValueSlot(Protocol):
     """Where a layer leaves keys and values in generation, and finds those of earlier tokens."""
 
     def extend(self, layer: nn.Module, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """All keys and values to attend to, from the new k and v (B,g,T,c), and the mask; None: plainly causal."""
+        """All keys and values, from the new k and v (B,g,T,c), and the mask; None: plainly causal."""
 
 
 class Attention(nn.Module):
@@ -105,7 +102,7 @@ class Attention(nn.Module):
         return self.out(y.transpose(1, 2).reshape(b, t, d))
 
     def attention_flops_per_token(self, seq_len: int) -> int:
-        """Forward FLOPs per token of QKᵀ and of the weighted sum of values over `seq_len` keys, not causal-halved."""
+        """Forward FLOPs per token of QKᵀ and the weighted sum of values over `seq_len` keys, not halved."""
         return 2 * 2 * self.n_heads * self.head_dim * seq_len
 
 
@@ -122,7 +119,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One pre-norm layer: x + Attn(norm(x)), then x + MLP(norm(x)), each sum made by a `residual` of its own."""
+    """Pre-norm layer: x + Attn(norm(x)), then x + MLP(norm(x)), each sum by a `residual` of its own."""
 
     def __init__(
         self, d_model: int, head_dim: int, n_kv_heads: int, residual: Callable[[], Residual]
@@ -133,10 +130,7 @@ class Block(nn.Module):
         self.norm_mlp = rms_norm(d_model)
         self.mlp = MLP(d_model)
         self.residual_attn, self.residual_mlp = residual(), residual()
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Uniform(-a, a) with a = sqrt(3 / fan_in): standard deviation 1/sqrt(fan_in)."""
+        # Uniform(-a, a) with a = sqrt(3 / fan_in): standard deviation 1/sqrt(fan_in).
         for module in (*self.attn.modules(), *self.mlp.modules()):
             if isinstance(module, nn.Linear):
                 bound = math.sqrt(3.0 / module.in_features)

@@ -1,9 +1,7 @@
 """Cross entropy of the head without ever holding all logits.
 
-N tokens, d = d_model, V vocabulary. The logits of all tokens, N·V floats and their gradients, are the largest tensors
-of a training step by far. Here they live for a chunk of tokens at a time: loss and gradients of a chunk are taken
-together, so that backward has nothing to recompute and the matrix products are those of the plain head. Gradients are
-exact.
+N tokens, d = d_model, V vocabulary. Loss and exact gradients are taken together, for a chunk of tokens at a time, so
+that backward has nothing to recompute.
 """
 
 from __future__ import annotations
@@ -27,12 +25,7 @@ def softcapped_cross_entropy(
 ) -> Tensor:
     """Mean of -log softmax(c·tanh(W h / c))[target] over all tokens, in nats.
 
-    Args:
-        hidden: what the head reads, (N,d).
-        weight: weight of the head, (V_pad,d); rows from `vocab_size` on are left out.
-        targets: int64 (N,).
-        vocab_size: number of tokens V.
-        softcap: cap c of the logits.
+    h is `hidden` (N,d), W the first V rows of `weight` (V_pad,d), c the `softcap`; `targets` are int64 (N,).
     """
     return _ChunkedCrossEntropy.apply(hidden, weight, targets, vocab_size, softcap)
 
@@ -44,15 +37,14 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         wants_gradients = any(ctx.needs_input_grad)
         used = weight[:vocab_size]
-        # At least fp32, as for the logits themselves; a float64 model keeps its precision.
+        # At least fp32; a float64 model keeps its precision.
         wide = torch.promote_types(hidden.dtype, torch.float32)
         total = hidden.new_zeros((), dtype=wide)
         grad_hidden = torch.empty_like(hidden) if wants_gradients else None
         grad_weight = torch.zeros_like(weight) if wants_gradients else None
         size = chunk_tokens(vocab_size)
-        for h, y, start in zip(
-            hidden.split(size), targets.split(size), range(0, len(hidden), size), strict=True
-        ):
+        for start in range(0, len(hidden), size):
+            h, y = hidden[start : start + size], targets[start : start + size]
             tanh = (h @ used.T).to(wide).div_(softcap).tanh_()
             logits = tanh * softcap
             log_z = logits.logsumexp(dim=-1, keepdim=True)

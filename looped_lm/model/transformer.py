@@ -46,7 +46,7 @@ class Exit(Protocol):
 
 
 class Cache(Protocol):
-    """What earlier tokens left behind in generation, as the loop reads it; `looped_lm.generation.cache` has one."""
+    """What earlier tokens left behind, as the loop reads it; `looped_lm.generation.cache` has one."""
 
     #: Positions (B,T) of this pass's tokens, and one more than the largest so far.
     positions: Tensor
@@ -70,8 +70,7 @@ class LoopedTransformer(Component, nn.Module):
     Args:
         vocab_size: number of tokens V; tables are padded to a multiple of 64, logits are cut back to V.
         seq_len: tokens of context T in training.
-        size: width in units of 64, whole numbers in the paper: d_model = 64·size, rounded up to a multiple of
-            `head_dim`.
+        size: width in units of 64: d_model = 64·size, rounded up to a multiple of `head_dim`.
         head_dim: size of one attention head (128 in the paper).
         n_kv_heads: key/value heads for grouped-query attention; None means as many as query heads.
         prelude_layers: layers that run once before the loop.
@@ -79,14 +78,13 @@ class LoopedTransformer(Component, nn.Module):
         coda_layers: layers that run once after the loop.
         num_recurrences: times r that the shared block runs.
         injection: factory `d_model -> Injection`, or class_path and init_args.
-        lanes: factory `(d_model, num_recurrences) -> Lanes`, or class_path and init_args.
-        residual: factory `(d_model, num_recurrences) -> Residual` of the recurrent block's branches, or class_path and
-            init_args.
+        lanes: factory `(d_model, num_recurrences) -> Lanes`, likewise.
+        residual: factory `(d_model, num_recurrences) -> Residual` of the block's branches, likewise.
         bptt: which recurrences keep gradients; None: all.
         logit_softcap: logits are capped as c·tanh(logits/c).
         rope_bf16: round the rotary tables to bfloat16, as checkpoints of the paper's public code expect.
-        recompute: keep only the state between recurrences for the backward pass, and run each recurrence again there:
-            less memory for about a third more time. Same gradients, unless a component draws random numbers.
+        recompute: run each recurrence again in the backward pass: less memory for about a third more time. Same
+            gradients, unless a component draws random numbers.
 
     Raises:
         UserError: sizes that make no model, or components that cannot train together.
@@ -142,11 +140,11 @@ class LoopedTransformer(Component, nn.Module):
         nn.init.normal_(self.embedding.weight)
         nn.init.normal_(self.head.weight, std=0.001)
         self.refuse_untrainable()
-        #: Called as `observer(i, state)` after each recurrence; for telemetry, never for computing.
+        #: Called as `observer(i, state)` after each recurrence; for telemetry only.
         self.observer: Callable[[int, State], None] | None = None
 
     def architecture(self) -> dict[str, Any]:
-        """Arguments that build a model like this one, as plain data: components as class_path and init_args."""
+        """Arguments that build a model like this one, as plain data."""
         return {**self._arguments, **specs(self)}
 
     def forward(
@@ -166,19 +164,14 @@ class LoopedTransformer(Component, nn.Module):
     @property
     def residual(self) -> Residual:
         """One of the equally built residuals of the recurrent block."""
-        layer = self.block[0]
-        assert isinstance(layer, Block)
-        return layer.residual_attn
+        return next(m for m in self.block.modules() if isinstance(m, Residual))
 
     def hidden(
         self, tokens: Tensor, num_recurrences: int | None = None, cache: Cache | None = None
     ) -> Tensor:
-        """Normalised output (B,T,d) of the coda, which the head reads.
+        """Normalised output (B,T,d) of the coda, which the head reads, for int64 tokens (B,T).
 
-        Args:
-            tokens: int64 (B,T).
-            num_recurrences: times to run the block here; None: the model's own count.
-            cache: what earlier tokens left behind, in generation; None: there are none.
+        `num_recurrences` None means the model's own count.
 
         Raises:
             UserError: a count that the components do not allow.
@@ -200,11 +193,12 @@ class LoopedTransformer(Component, nn.Module):
             x = layer(x, cos, sin, cache)
         return self.norm_final(x)
 
-    def _coda_logits(self, cos: Tensor, sin: Tensor, cache: KeyValueSlot, x: Tensor) -> Tensor:
-        return self.logits(self._coda(x, cos, sin, cache))
-
     def _loop(self, e: Tensor, cos: Tensor, sin: Tensor, num_recurrences: int, cache: Cache | None) -> Tensor:
-        early = None if cache is None else cache.exit
+        early, once = (None, None) if cache is None else (cache.exit, cache.once)
+
+        def logits(x: Tensor) -> Tensor:
+            return self.logits(self._coda(x, cos, sin, once))
+
         state = self.lanes.expand(self.injection.initial_state(e))
         for i in range(num_recurrences):
             keeps = self.bptt.keeps_grad(i, num_recurrences)
@@ -218,16 +212,14 @@ class LoopedTransformer(Component, nn.Module):
                     state = self.recurrence(e, state, cos, sin, i, slot)
             if self.observer is not None:
                 self.observer(i, state)
-            if cache is not None and early is not None:
-                logits = partial(self._coda_logits, cos, sin, cache.once)
-                if early.settled(i, self.lanes.reduce(state), logits):
-                    break
+            if early is not None and early.settled(i, self.lanes.reduce(state), logits):
+                break
         return self.lanes.reduce(state) if early is None else early.output
 
     def recurrence(
         self, e: Tensor, state: State, cos: Tensor, sin: Tensor, i: int, cache: KeyValueSlot | None = None
     ) -> State:
-        """Lane state after recurrence `i`, from the prelude's output e (B,T,d) and the lane state before it."""
+        """Lane state after recurrence `i`, from the prelude's output e (B,T,d) and the state before it."""
         u = self.injection(e, self.lanes.read(state, i), i)
         for layer in self.block:
             u = layer(u, cos, sin, cache)
@@ -250,27 +242,16 @@ class LoopedTransformer(Component, nn.Module):
 
     def step_specific(self) -> dict[str, PerRecurrence]:
         """Components with parameters of their own for every recurrence, by the key of their seam."""
-        return {
-            key: component
-            for key, component in components(self).items()
-            if isinstance(component, PerRecurrence) and component.step_specific
-        }
+        found = {key: c for key, c in components(self).items() if isinstance(c, PerRecurrence)}
+        return {key: c for key, c in found.items() if c.step_specific}
 
     def refuse_untrainable(self, drawn: Iterable[int] = ()) -> None:
-        """Refuse components that cannot train together; `drawn` are the counts of recurrences that steps run.
-
-        Raises:
-            UserError: naming them, the reason and the way out.
-        """
+        """Refuse (UserError) components that cannot train in steps of the `drawn` counts, or of r."""
         specific = {type(c).__name__: SEAMS[key].default.__name__ for key, c in self.step_specific().items()}
         refuse_untrainable(self.injection, self.bptt, specific, self.num_recurrences, drawn)
 
     def check_recurrences(self, num_recurrences: int) -> None:
-        """Refuse a count that the model cannot run; see `PerRecurrence.beyond_trained`.
-
-        Raises:
-            UserError: less than one, or more than a step-specific component has a rule for.
-        """
+        """Refuse (UserError) a count below 1, or beyond what a step-specific component has a rule for."""
         if num_recurrences < 1:
             raise UserError(f"num_recurrences is {num_recurrences}; it must be at least 1.")
         for component in self.step_specific().values():
@@ -294,15 +275,13 @@ def size_of(d_model: int) -> int | float:
 def _check_sizes(values: Mapping[str, Any]) -> None:
     if not 0 < values["size"] < math.inf:
         raise UserError(f"size is {values['size']}; it must be positive.")
-    for name in ("vocab_size", "seq_len", "head_dim", "recurrent_layers", "num_recurrences"):
-        if values[name] < 1:
-            raise UserError(f"{name} is {values[name]}; it must be at least 1.")
-    for name in ("prelude_layers", "coda_layers"):
-        if values[name] < 0:
-            raise UserError(f"{name} is {values[name]}; it must not be negative.")
-    if values["head_dim"] % 2:
-        raise UserError(
-            f"head_dim is {values['head_dim']}; the rotary embedding turns pairs, so it must be even."
-        )
     if not values["logit_softcap"] > 0:
         raise UserError(f"logit_softcap is {values['logit_softcap']}; it must be positive.")
+    smallest = dict.fromkeys(("vocab_size", "seq_len", "head_dim", "recurrent_layers", "num_recurrences"), 1)
+    for name, least in {**smallest, "prelude_layers": 0, "coda_layers": 0}.items():
+        if values[name] < least:
+            raise UserError(f"{name} is {values[name]}; it must be at least {least}.")
+    if values["head_dim"] % 2:
+        raise UserError(
+            f"head_dim is {values['head_dim']}; the rotary embedding turns pairs: it must be even."
+        )

@@ -12,30 +12,21 @@ from fitting.records import RunRecord
 if TYPE_CHECKING:
     from looped_lm.training.lightning_module import LoopedLM
 
+SIZES = ("vocab_size", "seq_len", "d_model", "head_dim", "n_heads", "n_kv_heads", "num_recurrences")
+
 
 def run_record(lm: LoopedLM, **of_the_run: Any) -> RunRecord:
-    """The record of a run of `lm`: what the model is and costs, and where it comes from.
-
-    Args:
-        lm: its `provenance` gives the run's name, seed and configuration.
-        of_the_run: all other fields of the record; they win over those that the module gives.
-    """
+    """The record of a run of `lm`; `of_the_run` has the fields that `lm` does not give, and wins."""
     model = lm.model
     of_the_model = {
         "run_name": lm.provenance.get("run_name") or "run",
         "seed": int(lm.provenance.get("seed") or torch.initial_seed() % 2**32),
         "config": lm.provenance.get("config"),
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "vocab_size": model.vocab_size,
-        "seq_len": lm.seq_len,
-        "d_model": model.d_model,
-        "head_dim": model.head_dim,
-        "n_heads": model.n_heads,
-        "n_kv_heads": model.n_kv_heads,
+        **{name: getattr(model, name) for name in SIZES},
         "prelude_layers": len(model.prelude),
         "recurrent_layers": len(model.block),
         "coda_layers": len(model.coda),
-        "num_recurrences": model.num_recurrences,
         "components": lm.component_specs(),
         "parameters": lm.sections.as_dict(),
         "n_once": lm.sections.n_once,

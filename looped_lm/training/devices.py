@@ -10,11 +10,7 @@ from looped_lm.common.errors import UserError
 
 
 def usable_device(name: str | None) -> torch.device:
-    """A device by its name, such as cpu or cuda:1; None: a GPU where there is one.
-
-    Raises:
-        UserError: there is no such device here.
-    """
+    """A device by its name, such as cpu or cuda:1, UserError if there is none; None: a GPU where there is one."""
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
         torch.empty(1, device=device).item()
@@ -24,10 +20,7 @@ def usable_device(name: str | None) -> torch.device:
 
 
 def keeps_embedding_in_bf16(device: torch.device, precision: str | int | None) -> bool:
-    """Whether the embedding's weights themselves are bf16: under bf16 autocast on GPUs.
-
-    A CPU keeps them in fp32, where a bf16 table would save nothing that matters and cost precision.
-    """
+    """Whether the embedding itself is bf16: under bf16 autocast on GPUs; CPUs would only lose by it."""
     return device.type == "cuda" and precision == "bf16-mixed"
 
 

@@ -46,8 +46,7 @@ class LoopedLM(L.LightningModule):
         transfer: learning rates per role.
         schedule: learning-rate multiplier over the steps.
         optimizer: factory of the optimizer from parameter groups that carry `role` and `lr`.
-        recurrences: factory `num_recurrences -> RecurrenceSampler` of the counts that training steps run, or class_path
-            and init_args.
+        recurrences: factory `num_recurrences -> RecurrenceSampler` of the counts that training steps run.
         val_every_steps: optimizer steps between validations; None validates at the end only.
         eval_recurrences: recurrences of validate, test and predict; None: the model's `num_recurrences`, which a fit
             always validates with.
@@ -107,19 +106,17 @@ class LoopedLM(L.LightningModule):
         #: Recurrences that evaluation runs.
         self.eval_recurrences = r if eval_recurrences is None else eval_recurrences
         self.model.check_recurrences(self.eval_recurrences)
-        #: Where the run comes from (name, seed, resolved configuration); set by the command line for the run record.
+        #: Name, seed and resolved configuration of the run; set by the command line.
         self.provenance: dict[str, Any] = {}
-        #: Loss (nats/token) and tokens of the last evaluation, unrounded by the precision of the run.
+        #: Loss (nats/token) and tokens of the last evaluation, unrounded.
         self.evaluated: tuple[float, int] | None = None
         self.val_loss = TokenLoss()
-        #: What a resumed run has to make up for.
         self.due_validation = DueValidation()
         self._step_nats: Tensor | None = None
         self._step_tokens = 0
         self._stop_requested = False
         self._derived = Derived()
-        # Plain data that rebuilds this object, whether a parser or a caller in Python made the components, and with
-        # every default written out.
+        # Plain data that rebuilds this object, with every default written out.
         self.save_hyperparameters(
             {
                 **self.model.architecture(),
@@ -179,16 +176,8 @@ class LoopedLM(L.LightningModule):
             self._step_nats, self._step_tokens = None, 0
             self.val_loss.reset()
             self.due_validation = DueValidation()
-            self._derived = derive(
-                self.trainer,
-                self.plan.steps,
-                self.batch_tokens,
-                self.seq_len,
-                self.val_every_steps,
-                self._derived,
-            )
-
-    # ---- Training -----------------------------------------------------------------------------------------------
+            steps, every = self.plan.steps, self.val_every_steps
+            self._derived = derive(self.trainer, steps, self.batch_tokens, self.seq_len, every, self._derived)
 
     def on_train_start(self) -> None:
         self.due_validation.make_up(self.trainer)
@@ -204,12 +193,15 @@ class LoopedLM(L.LightningModule):
         """Log the step's loss over all its micro-batches and ranks, at logging steps only."""
         step = self.trainer.global_step + 1
         # The metric `step` is the x axis of loggers and names checkpoints; Lightning's own counter lags by one.
-        # On the host: a number would become a tensor on the device, and be copied there, at every step.
+        # A tensor on the host: a number would be copied to the device at every step.
         self.log("step", torch.tensor(float(step), dtype=torch.float64))
         if self.logs_step(step) and self._step_nats is not None:
             sums = torch.stack((self._step_nats, torch.full_like(self._step_nats, self._step_tokens)))
             nats, tokens = self.trainer.strategy.reduce(sums, reduce_op="sum")
-            self.log("train/loss", nats / tokens, prog_bar=self._bar_needs_telling())
+            # What is logged for a bar is fetched at every micro-batch; ours fetches the losses itself.
+            bar = self.trainer.progress_bar_callback
+            tell = bar is not None and not getattr(bar, "fetches_losses", False)
+            self.log("train/loss", nats / tokens, prog_bar=tell)
             if self.recurrences.varies:
                 # A loss of few recurrences does not compare with one of many.
                 count = self.step_recurrences(self.trainer.global_step)
@@ -223,10 +215,7 @@ class LoopedLM(L.LightningModule):
         trainer.should_stop = self._stop_requested and self.ends_step(batch_idx)
 
     def ends_step(self, batch_idx: int) -> bool:
-        """Whether micro-batch `batch_idx`, begun or just ended, is the last one of its optimizer step.
-
-        Lightning also steps on the last batch of an epoch, however few came before it (fast_dev_run has only one).
-        """
+        """Whether micro-batch `batch_idx` is the last of its optimizer step, as the last of an epoch always is."""
         trainer = self.trainer
         return (
             (batch_idx + 1) % trainer.accumulate_grad_batches == 0
@@ -239,13 +228,6 @@ class LoopedLM(L.LightningModule):
         every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         last = self.trainer.max_steps
         return self.trainer.should_stop or 0 < last <= step or (every > 0 and step % every == 0)
-
-    def _bar_needs_telling(self) -> bool:
-        """Whether a progress bar shows only what is logged for it, which Lightning fetches at every micro-batch."""
-        bar = self.trainer.progress_bar_callback
-        return bar is not None and not getattr(bar, "fetches_losses", False)
-
-    # ---- Evaluation ---------------------------------------------------------------------------------------------
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self.val_loss.update(self.loss(batch, self.eval_recurrences), batch[1].numel())
@@ -277,15 +259,11 @@ class LoopedLM(L.LightningModule):
         else:
             self.log(f"{prefix}/recurrences", float(self.eval_recurrences))
 
-    # ---- Optimizer ----------------------------------------------------------------------------------------------
-
     def learning_rates(self) -> dict[str, float]:
         """Initial learning rate of every role."""
+        reference = accounting.reference_tokens(self.model.num_recurrences)
         return self.transfer.learning_rates(
-            self.model.d_model,
-            self.batch_tokens,
-            self.plan.tokens,
-            accounting.reference_tokens(self.model.num_recurrences),
+            self.model.d_model, self.batch_tokens, self.plan.tokens, reference
         )
 
     def parameter_groups(self) -> list[dict[str, Any]]:
@@ -307,8 +285,6 @@ class LoopedLM(L.LightningModule):
         """Of the learning rates after `step` optimizer steps."""
         return self.schedule.multiplier(min(step, self.plan.steps), self.plan.steps)
 
-    # ---- Checkpoints --------------------------------------------------------------------------------------------
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint[VALIDATED_AT] = self.due_validation.validated_at
         if is_attached(self):
@@ -317,13 +293,12 @@ class LoopedLM(L.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Compare the checkpoint with this module before a Trainer goes on from it.
 
-        Another architecture is refused, naming every difference. A changed recipe is reported and used: rates and
-        options of the optimizer come from here, its state from the checkpoint.
+        A changed recipe is reported and used: only the optimizer's state comes from the checkpoint.
 
         Raises:
             UserError: another architecture, or another class of optimizer to go on training with.
         """
-        # load_from_checkpoint builds a module from the checkpoint's own hyperparameters, without a trainer.
+        # load_from_checkpoint takes the checkpoint's own hyperparameters, without a trainer.
         recipe = changed_recipe(checkpoint, dict(self.hparams)) if is_attached(self) else []
         compare_tensors(checkpoint["state_dict"], self.state_dict())
         if not is_attached(self) or self.trainer.state.fn != "fit":
@@ -337,7 +312,8 @@ class LoopedLM(L.LightningModule):
         self.due_validation.load(self.trainer, checkpoint)
         realign(checkpoint, self.trainer.accumulate_grad_batches, self.trainer.datamodule)  # type: ignore[attr-defined]
         if recipe:
-            multiplier = self._multiplier(checkpoint["global_step"])
-            use_own_recipe(
-                checkpoint, recipe, self.configure_optimizers()["optimizer"], multiplier, self.trainer
+            own, multiplier = (
+                self.configure_optimizers()["optimizer"],
+                self._multiplier(checkpoint["global_step"]),
             )
+            use_own_recipe(checkpoint, recipe, own, multiplier, self.trainer)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_map_
 
 from looped_lm.model.accounting import count_roles
 from looped_lm.model.transformer import LoopedTransformer
@@ -35,32 +35,25 @@ class Memory:
 
 
 def saved_bytes(model: LoopedTransformer, rows: int, seq_len: int, num_recurrences: int | None = None) -> int:
-    """Bytes that one micro-batch keeps for the backward pass: distinct storages of saved tensors, without weights."""
+    """Bytes that one micro-batch keeps for backward: distinct storages of saved tensors, without weights."""
     kept: dict[int, Tensor] = {}
-    # Fake CPU tensors take the attention kernel of a real run. The meta device has the plain one only, which keeps the
-    # whole attention matrix.
+    # Fake CPU tensors take the attention kernel of a real run; the meta device's keeps the whole matrix.
     with FakeTensorMode():
-        state = {
-            name: torch.empty(p.shape, dtype=p.dtype, requires_grad=True)
-            for name, p in model.named_parameters()
-        }
-        state |= {name: torch.empty(b.shape, dtype=b.dtype) for name, b in model.named_buffers()}
+        state = {name: torch.empty(b.shape, dtype=b.dtype) for name, b in model.named_buffers()}
+        for name, p in model.named_parameters():
+            state[name] = torch.empty(p.shape, dtype=p.dtype, requires_grad=True)
         weights = {t.untyped_storage()._cdata for t in state.values()}
 
         def pack(tensor: Tensor) -> Tensor:
             key = tensor.untyped_storage()._cdata
             if key not in weights:
-                # Holding the tensor keeps its storage alive, so that no later storage gets the same address.
+                # Held, so that no later storage gets the same address.
                 kept.setdefault(key, tensor)
             return tensor
 
-        def observe(i: int, state: Any) -> None:
-            for leaf in tree_leaves(state):
-                pack(leaf)
-
         if model.recompute:
             # The state between recurrences is kept, to run them again.
-            model.observer = observe
+            model.observer = lambda _, state: tree_map_(pack, state)
         tokens = torch.zeros(rows, seq_len, dtype=torch.int64)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             functional_call(model, state, (tokens, tokens, num_recurrences))
@@ -69,7 +62,7 @@ def saved_bytes(model: LoopedTransformer, rows: int, seq_len: int, num_recurrenc
 
 
 def state_floats(factory: Callable[[Any], Optimizer], role: str) -> float:
-    """Floats of optimizer state per parameter of a role, counted after one step on a small parameter."""
+    """Floats of optimizer state per parameter of a role, counted after one step."""
     p = torch.nn.Parameter(torch.ones((4, 4) if role == "matrix" else (16,), device="cpu"))
     p.grad = torch.ones_like(p)
     optimizer = factory([{"params": [p], "role": role, "lr": 0.1}])
@@ -85,16 +78,8 @@ def estimate(
     optimizer: Callable[[Any], Optimizer] = MuonH,
     num_recurrences: int | None = None,
 ) -> Memory:
-    """Memory of one process that trains on micro-batches of `rows` rows; the model is on the meta device.
-
-    `num_recurrences` is the largest count that training runs; None means the model's own.
-    """
+    """Memory of one process that trains on micro-batches of `rows` rows, for the largest count of recurrences."""
     roles = count_roles(model)
-    parameters = sum(roles.values())
-    state = sum(int(n * state_floats(optimizer, role)) for role, n in roles.items())
-    return Memory(
-        weights=FLOAT_BYTES * parameters,
-        gradients=FLOAT_BYTES * parameters,
-        optimizer=FLOAT_BYTES * state,
-        activations=saved_bytes(model, rows, seq_len, num_recurrences),
-    )
+    weights = FLOAT_BYTES * sum(roles.values())
+    state = FLOAT_BYTES * sum(int(n * state_floats(optimizer, role)) for role, n in roles.items())
+    return Memory(weights, weights, state, saved_bytes(model, rows, seq_len, num_recurrences))

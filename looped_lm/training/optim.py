@@ -1,8 +1,7 @@
 """MuonH for matrices and AdamW for the rest, in one optimizer.
 
 MuonH: momentum, orthogonalisation by Polar Express (arXiv 2505.16932), and a step on the sphere of Frobenius radius
-‖W_0‖ (arXiv 2603.28743). Parameter groups carry a `role`, and groups of role `matrix` take MuonH. When several
-processes train one model, each orthogonalises a share of the matrices. Source: arXiv 2604.21106, section 4.
+‖W_0‖ (arXiv 2603.28743). Source: arXiv 2604.21106, section 4.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ NORM_FLOOR = 1e-10
 class MuonH(Optimizer):
     """MuonH on groups of role `matrix`, AdamW without decay on all others.
 
-    Gradients must be equal on all processes, as DDP makes them. Momentum, averages and initial norms are then equal,
-    too, so every process holds the whole state, and it loads with any number of processes.
+    Gradients must be equal on all processes, as DDP makes them. Every process then holds the whole state, which loads
+    with any number of processes.
 
     Args:
         params: parameter groups as dicts with `params` (named, for messages), `role` and `lr`.
@@ -35,12 +34,11 @@ class MuonH(Optimizer):
         momentum: decay of MuonH's momentum average.
         betas: decays of AdamW's two averages.
         eps: AdamW's epsilon.
-        shard: each of several processes orthogonalises a balanced share of the matrices and receives the others'
-            results. If false, each orthogonalises all, which may be faster for small matrices on a slow network.
+        shard: each of several processes orthogonalises a share of the matrices; if false, each orthogonalises all,
+            which may be faster for small matrices on a slow network.
 
     Raises:
-        UserError: a group without a role, a `matrix` parameter that is not two-dimensional, or one whose initial norm
-            is zero (it could never leave the origin of its sphere).
+        UserError: a group without a role, or a `matrix` that is not two-dimensional or starts with norm zero.
     """
 
     def __init__(
@@ -61,7 +59,7 @@ class MuonH(Optimizer):
                 f"eps is {eps} and lr is {lr}; eps must be positive, and lr must not be negative."
             )
         self.shard = shard
-        #: The number of processes and the stacks of matrices shared out among them; made in the first step.
+        #: The number of processes and the stacks shared out among them.
         self._stacks: tuple[int, list[Stack]] | None = None
         super().__init__(params, {"lr": lr, "momentum": momentum, "betas": tuple(betas), "eps": eps})
 
@@ -76,9 +74,7 @@ class MuonH(Optimizer):
         names = group.get("param_names") or [f"parameter {i}" for i in range(len(group["params"]))]
         for name, p in zip(names, group["params"], strict=True):
             if p.dim() != 2:
-                raise UserError(
-                    f"{name} has shape {tuple(p.shape)}; MuonH takes two-dimensional matrices only."
-                )
+                raise UserError(f"{name} has shape {tuple(p.shape)}; MuonH takes two-dimensional matrices.")
         # Floats, not tensors: load_state_dict would cast tensors to the parameter's dtype.
         group["initial_norms"] = [float(p.detach().float().norm()) for p in group["params"]]
         for name, norm in zip(names, group["initial_norms"], strict=True):
@@ -106,15 +102,19 @@ class MuonH(Optimizer):
         return {**super().__getstate__(), "shard": self.shard}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # The stacks refer to the groups of before; a copy and a loaded state bring their own.
+        # The stacks refer to the groups of before.
         super().__setstate__({**state, "_stacks": None})
 
     def _muonh(self) -> None:
-        """Update all stacks. Each begins before the previous one is finished, so that sending and computing overlap."""
+        """Update all stacks. Each begins before the previous one is finished: sending and computing overlap."""
         shared = self.shard and dist.is_available() and dist.is_initialized()
         rank, world_size = (dist.get_rank(), dist.get_world_size()) if shared else (0, 1)
+        if self._stacks is None or self._stacks[0] != world_size:
+            stacks = stacks_of([g for g in self.param_groups if g["role"] == "matrix"])
+            share_out(stacks, world_size)
+            self._stacks = world_size, stacks
         begun: tuple[Stack, Layout, Exchange] | None = None
-        for stack in self._shared_out(world_size):
+        for stack in self._stacks[1]:
             layout = stack.layout()
             if world_size == 1 and not layout.order:
                 continue
@@ -127,15 +127,8 @@ class MuonH(Optimizer):
         if begun is not None:
             _move(*begun)
 
-    def _shared_out(self, world_size: int) -> list[Stack]:
-        if self._stacks is None or self._stacks[0] != world_size:
-            stacks = stacks_of([g for g in self.param_groups if g["role"] == "matrix"])
-            share_out(stacks, world_size)
-            self._stacks = world_size, stacks
-        return self._stacks[1]
-
     def _orthogonalise(self, stack: Stack, share: list[int], out: Tensor) -> None:
-        """Update the momentum of a whole stack, and write the directions of this process's share to `out`."""
+        """Update a whole stack's momentum, and write the directions of this process's share to `out`."""
         momentum = stack.group["momentum"]
         trained = [p for p in stack.params if p.grad is not None]
         if not trained:
@@ -159,11 +152,9 @@ class MuonH(Optimizer):
             return
         for p in params:
             if not self.state[p]:
-                self.state[p] = {
-                    "step": torch.zeros((), dtype=torch.float32),
-                    "exp_avg": torch.zeros_like(p),
-                    "exp_avg_sq": torch.zeros_like(p),
-                }
+                average, squares = torch.zeros_like(p), torch.zeros_like(p)
+                step = torch.zeros((), dtype=torch.float32)
+                self.state[p] = {"step": step, "exp_avg": average, "exp_avg_sq": squares}
         states = [self.state[p] for p in params]
         adamw(
             params,
@@ -184,7 +175,7 @@ class MuonH(Optimizer):
 
 
 def _move(stack: Stack, layout: Layout, exchange: Exchange) -> None:
-    """Step the weights along the directions, both scaled to their spheres; a zero direction moves nothing."""
+    """Step the weights along the directions, both scaled to their spheres."""
     updates = exchange.results()
     if not layout.order:
         return

@@ -1,4 +1,4 @@
-"""Polar factors of stacks of matrices, from matrix products alone: Polar Express (arXiv 2505.16932)."""
+"""Polar factors of stacks of matrices by Polar Express (arXiv 2505.16932)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ POLAR_EXPRESS = (
     (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
     (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
 )
-#: Bytes that one batched iteration works on: few enough for a CPU's cache, or enough to fill a GPU without holding a
-#: second copy of a whole stack.
+#: Bytes that one batched iteration works on: they fit a CPU's cache, or fill a GPU.
 CPU_WORKING_SET = 4 * 2**20
 WORKING_SET = 512 * 2**20
 
 
 def orthogonalisation_dtype(device: torch.device) -> torch.dtype:
-    """bf16 on GPUs that support it; fp32 elsewhere: on CPUs, bf16 products can be about 90 times slower."""
+    """bf16 on GPUs that support it, else fp32: on CPUs bf16 products can be 90 times slower."""
     return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
 
 
@@ -32,14 +31,9 @@ def orthogonalisation_flops(rows: int, cols: int) -> int:
 
 
 def orthogonalise(matrices: Sequence[Tensor] | Tensor, out: Tensor | None = None) -> Tensor:
-    """Polar factor of every matrix, from five Polar Express iterations on the smaller side.
+    """Polar factors (n,rows,cols) of n matrices of one shape or of a stack, by five iterations on the smaller side.
 
-    Args:
-        matrices: n matrices of one shape (rows,cols), or a stack (n,rows,cols).
-        out: (n,rows,cols) in `orthogonalisation_dtype`, to write to.
-
-    Returns:
-        (n,rows,cols) in `orthogonalisation_dtype`: `out`, if given.
+    They are written to `out`, if given, and have `orthogonalisation_dtype`.
     """
     device, (rows, cols) = matrices[0].device, matrices[0].shape
     dtype = orthogonalisation_dtype(device)
@@ -50,14 +44,12 @@ def orthogonalise(matrices: Sequence[Tensor] | Tensor, out: Tensor | None = None
     batch = max(1, limit // (dtype.itemsize * 2 * (rows * cols + small * small)))
     for start in range(0, len(matrices), batch):
         part = matrices[start : start + batch]
-        _polar_express(
-            part if isinstance(part, Tensor) else torch.stack(list(part)), out[start : start + batch]
-        )
+        stack = part if isinstance(part, Tensor) else torch.stack(list(part))
+        _polar_express(stack, out[start : start + batch])
     return out
 
 
 def _polar_express(g: Tensor, out: Tensor) -> None:
-    """Write the polar factors of a stack (n,rows,cols) to `out`."""
     norm = torch.linalg.vector_norm(
         g, dim=(-2, -1), keepdim=True, dtype=torch.promote_types(g.dtype, torch.float32)
     )

@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: with a recipe that changed, and with a validation that was due when the run stopped."""
+"""Going on from a checkpoint: a recipe that changed, and a validation that was due when the run stopped."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from looped_lm.runs.checkpoint import Difference, differences
 from looped_lm.runs.lightning_internals import batches_begun, start_without_steps, validate_now
 from looped_lm.seams import before
 
+#: Key of a checkpoint: the step of its run's last finished validation.
 VALIDATED_AT = "validated_at_step"
-"""Key of a checkpoint under which the step of its run's last finished validation is written."""
 
 #: Hyperparameters that say how to train, not what: a resumed run may change them.
 RECIPE = (
@@ -58,14 +58,9 @@ def use_own_recipe(
     multiplier: float,
     trainer: L.Trainer,
 ) -> None:
-    """Say what changed, and put the module's rates and optimizer options into the checkpoint's states.
+    """Say what changed, and put rates and options of the module's `own` optimizer into the checkpoint, in place.
 
-    Args:
-        checkpoint: as loaded; changed in place.
-        recipe: how it differs from the module.
-        own: optimizer of the module, which has not stepped.
-        multiplier: of the module's schedule at the checkpoint's step.
-        trainer: of the run that goes on.
+    `multiplier` is that of the module's schedule at the checkpoint's step.
 
     Raises:
         UserError: the optimizer is of another class, which has no use for the state.
@@ -85,11 +80,9 @@ def use_own_recipe(
 
 
 class DueValidation:
-    """Remembers the step of the last finished validation; makes up for the one that should have come after it.
+    """Remembers the step of the last finished validation; makes up for the one due after it.
 
-    Lightning counts a validation as done that a stop came before or broke off: a run that stops between the last
-    micro-batch before a validation and the validation's end would have one validation fewer than the uninterrupted run,
-    and a run that stops before its final one would have none.
+    Lightning counts a validation as done that a stop came before or broke off.
     """
 
     def __init__(self) -> None:
@@ -97,7 +90,7 @@ class DueValidation:
         self._resumed_at: int | None = None
 
     def nothing_left(self, checkpoint: dict[str, Any], steps: int, same_recipe: bool) -> bool:
-        """Whether a run of `steps` steps has nothing to do for a checkpoint, not even that run's final validation."""
+        """Whether a run of `steps` steps has nothing left to do, not even its final validation."""
         done = checkpoint["global_step"]
         awaits_validation = done == steps and same_recipe and checkpoint.get(VALIDATED_AT, done) != done
         return done >= steps and not awaits_validation
@@ -110,7 +103,7 @@ class DueValidation:
             start_without_steps(trainer)
 
     def make_up(self, trainer: L.Trainer) -> None:
-        """Validate now if that was due at the step of the checkpoint; called at the start of training."""
+        """Validate now, at the start of training, if that was due at the checkpoint's step."""
         step = trainer.global_step
         if self._resumed_at != step or self.validated_at == step or not trainer.enable_validation:
             return

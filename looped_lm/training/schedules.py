@@ -19,13 +19,8 @@ from looped_lm.loop.component import Component
 class RunSize:
     """What a horizon may depend on.
 
-    Attributes:
-        flops_per_token: training FLOPs per token F with r recurrences, in the convention `paper`.
-        batch_tokens: tokens of one optimizer step.
-        n_once: parameters used once per token.
-        n_rec: parameters used in every recurrence.
-        num_recurrences: recurrences r.
-        step_flops: training FLOPs of optimizer step t, if steps differ in their recurrences; None: all are alike.
+    Training FLOPs in the convention `paper`: F per token with r recurrences, and of optimizer step t, or None if all
+    steps run r. `n_once` parameters are used once per token, `n_rec` in every recurrence.
     """
 
     flops_per_token: float
@@ -38,7 +33,7 @@ class RunSize:
 
 @dataclass(frozen=True)
 class Plan:
-    """Length of a run: steps S, target tokens D (not rounded to steps), and the FLOPs budget C if C set the length."""
+    """Length of a run: steps S, target tokens D (not rounded to steps), and the FLOPs budget C if that set it."""
 
     steps: int
     tokens: float
@@ -46,15 +41,15 @@ class Plan:
 
 
 class Horizon(Component, ABC):
-    """How long to train."""
+    """How long to train.
+
+    Raises:
+        UserError: a length that is not positive and finite, or (from `plan`) shorter than one optimizer step.
+    """
 
     @abstractmethod
     def plan(self, size: RunSize) -> Plan:
-        """Steps and target tokens of a run of this size.
-
-        Raises:
-            UserError: the horizon is shorter than one optimizer step.
-        """
+        """Steps and target tokens of a run of this size."""
 
 
 def _plan(what: str, steps: int, tokens: float, size: RunSize, flops_budget: float | None = None) -> Plan:
@@ -75,14 +70,11 @@ def _positive(name: str, value: float) -> float:
 class FlopsBudget(Horizon):
     """Train for a FLOPs budget C: D = C/F and S = round(D / batch_tokens).
 
-    If steps differ in their recurrences, the counts are known beforehand: S is exactly the number of steps whose total
-    comes nearest to C, and F is the mean over these steps.
+    If steps differ in their recurrences, S is exactly the number of steps whose total comes nearest to C, and F is the
+    mean over these steps.
 
     Args:
         flops: training FLOPs C in the convention `paper`.
-
-    Raises:
-        UserError: `flops` is not positive and finite, or (from `plan`) it is less than one step.
     """
 
     def __init__(self, flops: float) -> None:
@@ -106,9 +98,6 @@ class TokenBudget(Horizon):
 
     Args:
         tokens: D, over all devices.
-
-    Raises:
-        UserError: `tokens` is not positive and finite, or (from `plan`) it is less than one step.
     """
 
     def __init__(self, tokens: float) -> None:
@@ -125,9 +114,6 @@ class TokensPerParameter(Horizon):
 
     Args:
         ratio: tokens per parameter, without embedding and head; parameters of the loop count r times.
-
-    Raises:
-        UserError: `ratio` is not positive and finite, or (from `plan`) it gives less than one step.
     """
 
     def __init__(self, ratio: float) -> None:
@@ -144,9 +130,6 @@ class Steps(Horizon):
 
     Args:
         steps: S.
-
-    Raises:
-        UserError: `steps` is below 1.
     """
 
     def __init__(self, steps: int) -> None:
@@ -203,17 +186,7 @@ class HyperP(Component):
     def learning_rates(
         self, d_model: int, batch_tokens: int, tokens: float, reference_tokens: float
     ) -> dict[str, float]:
-        """Learning rate of every role.
-
-        Args:
-            d_model: width d.
-            batch_tokens: tokens of one optimizer step.
-            tokens: target tokens D.
-            reference_tokens: D_ref.
-
-        Raises:
-            UserError: the exponents make a rate zero or infinite.
-        """
+        """Learning rate of every role, for `tokens` D; UserError: the exponents make one zero or infinite."""
         try:
             width = (d_model / self.REFERENCE_WIDTH) ** self.width_exponent
             batch = (batch_tokens / self.REFERENCE_BATCH_TOKENS) ** self.batch_exponent
@@ -267,11 +240,7 @@ class LinearSchedule(Component):
 
 
 def accumulation(batch_tokens: int, rows: int, seq_len: int, world_size: int) -> int:
-    """Micro-batches per optimizer step, so that one step sees exactly `batch_tokens` tokens.
-
-    Raises:
-        UserError: batch_tokens is not a multiple of a micro-batch's tokens.
-    """
+    """Micro-batches per optimizer step of exactly `batch_tokens` tokens; UserError if that is not a whole number."""
     micro = rows * seq_len * world_size
     if batch_tokens < micro or batch_tokens % micro:
         lower = max(batch_tokens // micro, 1) * micro

@@ -1,4 +1,4 @@
-"""How the processes of a run share the orthogonalisation: stacks of matrices, shares, and the exchange of results."""
+"""How the processes of a run share the orthogonalisation: stacks, shares, and the exchange of results."""
 
 from __future__ import annotations
 
@@ -15,29 +15,23 @@ from looped_lm.training.orthogonalisation import orthogonalisation_dtype, orthog
 # The name since torch 2.13, or the one before.
 all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
-#: The segment of every process begins at a multiple of this many elements, so that it stays aligned in memory.
+#: Every process's segment begins at a multiple of this many elements.
 ALIGNMENT = 16
 
 
 class Stack:
-    """Matrices of one shape, dtype and device that one parameter group updates together.
+    """Matrices (rows,cols) of one shape, dtype and device that one parameter group updates together.
 
-    Attributes:
-        group: the parameter group.
-        params: n matrices (rows,cols).
-        norms: the Frobenius norm that each matrix and its update keep.
-        shares: for every process, the indices of the matrices that it orthogonalises.
+    `norms` are the Frobenius norms that each matrix and its update keep; `shares` has, for every process, the indices
+    of the matrices that it orthogonalises.
     """
 
     def __init__(self, group: dict[str, Any], params: list[Tensor], norms: list[float]) -> None:
         self.group, self.params, self.norms = group, params, norms
         self.shares = [list(range(len(params)))]
+        #: FLOPs to orthogonalise one matrix.
+        self.flops = orthogonalisation_flops(*params[0].shape)
         self._layouts: dict[tuple[bool, ...], Layout] = {}
-
-    @property
-    def flops(self) -> int:
-        """FLOPs to orthogonalise one matrix."""
-        return orthogonalisation_flops(*self.params[0].shape)
 
     def layout(self) -> Layout:
         """Where results go, for the matrices that have a gradient now."""
@@ -48,9 +42,7 @@ class Stack:
 
 
 class Layout:
-    """Slots for the results of a stack, in which some matrices may lack a gradient.
-
-    Its tensors are made once, since making one from numbers of the host in each step would wait for the device.
+    """Slots for a stack's results, where some matrices may lack a gradient. Made once: it waits for the device.
 
     Attributes:
         shares: for every process, the indices of its matrices that have a gradient.
@@ -90,11 +82,7 @@ def stacks_of(groups: Sequence[dict[str, Any]]) -> list[Stack]:
 
 
 def share_out(stacks: Sequence[Stack], world_size: int) -> None:
-    """Give every matrix to one process so that all have about the same FLOPs. Every process computes the same shares.
-
-    The costliest matrices come first, and each goes to the process with the least work so far (the rule of the longest
-    processing time; Graham, 1969).
-    """
+    """Give every matrix, the costliest first, to the process with the least work so far (Graham, 1969)."""
     loads = [0] * world_size
     for stack in sorted(stacks, key=lambda stack: -stack.flops):
         stack.shares = [[] for _ in range(world_size)]
@@ -107,13 +95,7 @@ def share_out(stacks: Sequence[Stack], world_size: int) -> None:
 class Exchange:
     """The results of one stack in one step: each process writes `own` and calls `start`; then all have `results`.
 
-    The size of the buffer depends on the shares alone. Which matrices have a gradient travels with the results, because
-    processes that disagreed about it would go on with different weights.
-
-    Args:
-        layout: slots of the results.
-        like: a matrix of the stack.
-        rank: number of this process.
+    Which matrices have a gradient travels along: processes that disagreed would go on with different weights.
     """
 
     def __init__(self, layout: Layout, like: Tensor, rank: int) -> None:
@@ -136,7 +118,7 @@ class Exchange:
             self._work = all_gather_single(self._buffer.view(-1), own, async_op=True)
 
     def results(self) -> Tensor:
-        """(processes,depth,rows,cols), once the others have sent theirs. A GPU waits for them; the host does not.
+        """(processes,depth,rows,cols), once all have sent theirs. A GPU waits for them; the host does not.
 
         Raises:
             RuntimeError: processes differ in which matrices have a gradient (on a GPU, a device-side assertion).

@@ -16,7 +16,7 @@ from looped_lm.training.schedules import accumulation
 
 @dataclass(frozen=True)
 class Derived:
-    """What was set on a Trainer, so that a second fit on it is not taken for a user's own setting."""
+    """What a fit set on its Trainer, which the next fit must not take for a user's setting."""
 
     accumulate_grad_batches: int = 1
     val_check_interval: int | float = 1.0
@@ -30,15 +30,9 @@ def derive(
     val_every_steps: int | None,
     before: Derived,
 ) -> Derived:
-    """Put the recipe's settings on the trainer.
+    """Put the recipe's settings on a trainer whose loops have not started.
 
-    Args:
-        trainer: the trainer; its loops have not started.
-        steps: optimizer steps that the horizon plans.
-        batch_tokens: tokens of one optimizer step.
-        seq_len: tokens of a row.
-        val_every_steps: optimizer steps between validations; None leaves them to the end.
-        before: what an earlier fit derived.
+    `before` is what an earlier fit derived; `val_every_steps` None leaves validation to the end.
 
     Raises:
         UserError: a trainer setting contradicts the recipe, or would do nothing.
@@ -62,7 +56,22 @@ def derive(
     trainer.accumulate_grad_batches = micro_batches
     if trainer.fast_dev_run:  # type: ignore[attr-defined]
         return Derived(micro_batches)
-    _refuse_cut_steps(trainer, steps, micro_batches)
+    if trainer.overfit_batches:  # type: ignore[attr-defined]
+        raise UserError(
+            "trainer.overfit_batches does nothing to endless data: use a small data.data_dir instead."
+        )
+    limit = trainer.limit_train_batches
+    if limit != 1.0 and (isinstance(limit, float) or limit % micro_batches):
+        raise UserError(
+            f"trainer.limit_train_batches is {limit}, which cuts short an optimizer step of {micro_batches} "
+            "micro-batches: set trainer.max_steps to stop early."
+        )
+    for name, value in (("min_steps", trainer.min_steps or 0), ("max_steps", trainer.max_steps)):
+        if value > steps:
+            raise UserError(
+                f"trainer.{name} is {value}, beyond the {steps} steps that model.horizon plans: set model.horizon "
+                "instead, for example looped_lm.Steps."
+            )
     # Without an interval validation comes from the FinalValidation callback, at the end.
     interval = (steps + 1 if val_every_steps is None else val_every_steps) * micro_batches
     trainer.val_check_interval = interval
@@ -77,35 +86,10 @@ def derive(
     return Derived(micro_batches, interval)
 
 
-def _refuse_cut_steps(trainer: L.Trainer, steps: int, micro_batches: int) -> None:
-    limit = trainer.limit_train_batches
-    if trainer.overfit_batches:  # type: ignore[attr-defined]
-        raise UserError(
-            "trainer.overfit_batches does nothing to endless data: use a small data.data_dir instead."
-        )
-    if limit != 1.0 and (isinstance(limit, float) or limit % micro_batches):
-        raise UserError(
-            f"trainer.limit_train_batches is {limit}, which cuts short an optimizer step of {micro_batches} "
-            "micro-batches: set trainer.max_steps to stop early."
-        )
-    for name, value in (("min_steps", trainer.min_steps or 0), ("max_steps", trainer.max_steps)):
-        if value > steps:
-            raise UserError(
-                f"trainer.{name} is {value}, beyond the {steps} steps that model.horizon plans: set model.horizon "
-                "instead, for example looped_lm.Steps."
-            )
-
-
 def processes_of_torchrun(devices: Any, num_nodes: int, environment: Mapping[str, str]) -> tuple[Any, int]:
-    """`trainer.devices` and `trainer.num_nodes` as torchrun started the processes, where a run does not say otherwise.
+    """`devices` and `num_nodes`, as torchrun started the processes where a run does not say otherwise.
 
-    With base.yaml's one device each of torchrun's processes would train a model of its own. What a run does say is
-    compared with torchrun's numbers by Lightning.
-
-    Args:
-        devices: as configured.
-        num_nodes: as configured.
-        environment: variables of this process.
+    With base.yaml's one device each process would train a model of its own.
     """
     if "TORCHELASTIC_RUN_ID" not in environment or str(devices) not in ("1", "auto", "-1"):
         return devices, num_nodes

@@ -22,11 +22,7 @@ class DiagonalInjection(Injection):
     """u = A ⊙ s + Δ ⊙ (B e), with A = exp(-Δ ⊙ exp(log_a)) in (0,1)^d and Δ = softplus(log_delta) > 0.
 
     The step Δ discretises the system s' = -exp(log_a) ⊙ s + B e: exactly for the state (zero-order hold), by Euler's
-    rule for the input. A is diagonal and below 1 for every value of the parameters, so its spectral radius is, too.
-    B (d,d) starts as the identity, A as sqrt(1/5).
-
-    Parcae draws s_0 at random; here it is the prelude's output, as with the linear injection: a run is a function of
-    its seed and its data alone.
+    rule for the input. B (d,d) starts as the identity, A as sqrt(1/5). Parcae draws s_0 at random; here it is e.
     """
 
     def __init__(self, d_model: int, decay: float = math.sqrt(1 / 5)) -> None:

@@ -11,18 +11,17 @@ from torch import Tensor, nn
 from looped_lm.common.errors import UserError
 from looped_lm.loop.lanes import HyperConnectionLanes
 
-#: Weight of the lane that a recurrence starts with; the others share the rest. Sigmoids cannot start one-hot.
+#: First weight of a recurrence's leading lane; the others share the rest. Sigmoids cannot start one-hot.
 LEADING = 0.9
-#: Keeps the rounding's quotient finite where nothing is left to round; rows then miss 1 by at most this.
+#: Keeps the rounding's quotient finite; rows then miss 1 by at most this.
 ROUNDING_FLOOR = 1e-6
 
 
 def doubly_stochastic(logits: Tensor, iterations: int) -> Tensor:
     """Doubly stochastic matrices (...,K,K) from any logits (...,K,K): Sinkhorn-Knopp on exp(logits), then rounding.
 
-    Sinkhorn-Knopp alone converges slowly near permutations, the identity among them. The rounding of Altschuler et al.
-    (arXiv 1705.09634, algorithm 2) closes what is left: rows and columns sum to 1 within 2e-6, never above it but for
-    the last bit, and so the largest singular value is at most 1.
+    The rounding (arXiv 1705.09634, algorithm 2) helps near permutations: rows and columns sum to 1 within 2e-6, never
+    above it but for the last bit.
     """
     p = logits.to(torch.promote_types(logits.dtype, torch.float32))
     for _ in range(iterations):
@@ -39,13 +38,11 @@ def doubly_stochastic(logits: Tensor, iterations: int) -> Tensor:
 class DoublyStochasticLanes(HyperConnectionLanes):
     """Hyperconnection lanes with reads in (0,1), writes in (0,2) and doubly stochastic mixing.
 
-    alpha_i = sigmoid(.), beta_i = 2·sigmoid(.), M_i = Sinkhorn-Knopp(exp(.)); u = sum_k alpha_i[k] l_k and
-    l <- M_i l + beta_i ⊗ y, as for the unconstrained lanes. M_i starts near the identity.
+    alpha_i = sigmoid(.), beta_i = 2·sigmoid(.), M_i = Sinkhorn-Knopp(exp(.)), which starts near the identity.
 
-    A doubly stochastic matrix leaves equal lanes as they are, and the sum of the lanes, too: on copies of the prelude's
-    output the first M_i could never train, under a plain sum at the end neither could the last. So the prelude writes
-    with weights of its own, like a recurrence before the first, and the coda reads with weights of its own. Parameters:
-    r (K² + 2K) + 2K.
+    A doubly stochastic matrix keeps equal lanes and the sum of the lanes: on copies of the prelude's output the first
+    M_i could never train, under a plain sum at the end neither could the last. So the prelude writes and the coda reads
+    with weights of their own. Parameters: r (K² + 2K) + 2K.
 
     Args:
         d_model: width d.

@@ -23,8 +23,7 @@ from looped_lm import (
     TruncatedBPTT,
 )
 from looped_lm.conformance import Candidate, ConformanceError, checks
-from looped_lm.conformance.distributed import ddp_problems
-from looped_lm.conformance.training import compiled_equals_eager
+from looped_lm.conformance.training import compiled_equals_eager, ddp_problems
 from tests.support import mutants
 from tests.support.own_components import GatedInjection, LastRecurrence, LayerScale, MeanLane, SignDescent
 from tests.support.shipped import SHIPPED_ARCHITECTURES, shipped
