@@ -3,9 +3,7 @@
 `corpora` and `tabular` read documents, `tokenizers` and `tokenizer_files` turn them into ids, `prepare` packs
 these into rows on disk (`stages`, `packing`, `storage`) under a `manifest`, and `token_data_module` reads the
 rows of `prepared` or `remote` data in the order that `position` gives.
-
-The public names load on first use (PEP 562), so importing this package loads neither torch nor lightning nor
-litdata.
+The public names load on first use (PEP 562), so that this package alone loads neither torch nor litdata.
 """
 
 from __future__ import annotations
@@ -15,25 +13,16 @@ import importlib.machinery
 import sys
 from typing import Any
 
-_HOME = {
-    "TokenDataModule": "token_data_module",
-    "Tokenizer": "tokenizers",
-    "ByteTokenizer": "tokenizers",
-    "BPETokenizer": "tokenizers",
-    "FileTokenizer": "tokenizer_files",
-    "HubTokenizer": "tokenizer_files",
-    "SentencePieceTokenizer": "tokenizer_files",
-    "Corpus": "corpora",
-    "Unit": "corpora",
-    "StdlibCorpus": "corpora",
-    "TextFiles": "corpora",
-    "JSONLines": "tabular",
-    "ParquetFiles": "tabular",
-    "HuggingFaceDataset": "tabular",
-    "DataError": "errors",
-    "PrepareSettings": "recipe",
+_NAMES = {
+    "token_data_module": ["TokenDataModule"],
+    "tokenizers": ["Tokenizer", "ByteTokenizer", "BPETokenizer"],
+    "tokenizer_files": ["FileTokenizer", "HubTokenizer", "SentencePieceTokenizer"],
+    "corpora": ["Corpus", "Unit", "StdlibCorpus", "TextFiles"],
+    "tabular": ["JSONLines", "ParquetFiles", "HuggingFaceDataset"],
+    "errors": ["DataError"],
+    "recipe": ["PrepareSettings"],
 }
-
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = sorted(_HOME)
 
 #: Modules by the names they had in version 0.1.0, which users' YAML and code may still hold.
@@ -46,7 +35,7 @@ _RENAMED = {
 
 
 class _EarlierNames:
-    """Finder and loader that give the module of today under its earlier name, so that both hold the same classes."""
+    """Finder and loader that give the module of today under its earlier name: both hold the same classes."""
 
     def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
         return importlib.machinery.ModuleSpec(name, self) if name in _RENAMED else None  # type: ignore[arg-type]
@@ -65,10 +54,7 @@ sys.meta_path.append(_EarlierNames())
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'datamodules' has no attribute {name!r}; it has {', '.join(__all__)}")
-    module = importlib.import_module(f"datamodules.{_HOME[name]}")
-    value = getattr(module, name)
-    globals()[name] = value
-    return value
+    return getattr(importlib.import_module(f"datamodules.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:

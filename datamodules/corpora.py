@@ -1,9 +1,4 @@
-"""Where documents come from: the base class of corpora, and corpora of plain files (tabular.py has the others).
-
-A corpus is cut into units: small parts, in a fixed order, that do not depend on how many processes read them.
-Workers share out whole units, and a restart repeats whole units, so the result is the same for any number of
-workers and interruptions.
-"""
+"""Where documents come from: the base class of corpora, and corpora of plain files (tabular.py has the others)."""
 
 from __future__ import annotations
 
@@ -34,8 +29,9 @@ class Unit:
 class Corpus(ABC):
     """Base of all corpora: subclass it and name your class by class_path.
 
-    A subclass must be picklable, since preparation hands it to worker processes, and must give the same units
-    and documents each time. It should raise DataError where the user can mend what is wrong with a source.
+    A corpus is cut into units, of which each is read by one worker, and again after an interruption. So a subclass
+    must be picklable and give the same units and documents each time, whoever reads them. It should raise
+    DataError where the user can mend what is wrong with a source.
     """
 
     @property
@@ -49,11 +45,7 @@ class Corpus(ABC):
 
     @abstractmethod
     def units(self) -> list[Unit]:
-        """The parts of the corpus, in a fixed order.
-
-        Raises:
-            DataError: there is nothing to read.
-        """
+        """The parts of the corpus, in a fixed order."""
 
     @abstractmethod
     def documents(self, unit: Unit) -> Iterator[str]:
@@ -61,10 +53,7 @@ class Corpus(ABC):
 
     @abstractmethod
     def stamp(self) -> str:
-        """Text that changes when the sources do; part of the cache key.
-
-        It should be cheap to find: from sizes and dates, say, not from content.
-        """
+        """Text that changes when the sources do, found cheaply, as from sizes and dates; part of the cache key."""
 
 
 class FileCorpus(Corpus):
@@ -94,7 +83,13 @@ class _OnePerFile(FileCorpus):
                 filled = 0
             groups[-1].append(file)
             filled += file.size
-        return [Unit(_span(group), tuple(group)) for group in groups]
+        return [self._unit(group) for group in groups]
+
+    @staticmethod
+    def _unit(files: list[SourceFile]) -> Unit:
+        first, last = files[0].name, files[-1].name
+        name = first if len(files) == 1 else f"{first} .. {last} ({len(files)} files)"
+        return Unit(name, tuple(files))
 
     def documents(self, unit: Unit) -> Iterator[str]:
         for file in unit.content:
@@ -103,18 +98,11 @@ class _OnePerFile(FileCorpus):
                 yield text
 
 
-def _span(files: Sequence[SourceFile]) -> str:
-    first, last = files[0].name, files[-1].name
-    return first if len(files) == 1 else f"{first} .. {last} ({len(files)} files)"
-
-
 class StdlibCorpus(_OnePerFile):
     """The source code of Python's standard library, which every machine has: about 1,800 files, 31 MB.
 
-    It has all .py files of the running interpreter's standard library except installed packages, sorted by
-    path and decoded as Python does (PEP 263). It leaves out the few files that cannot be decoded, which Python
-    uses to test just that. The content depends on the version of Python; the source hashes in the manifest
-    show it.
+    Its .py files are sorted by path and decoded as Python does (PEP 263); the few that cannot be decoded, which
+    Python uses to test just that, are left out. The content depends on the version of Python.
     """
 
     name = "stdlib"
@@ -192,11 +180,7 @@ class TextFiles(_OnePerFile):
 
 
 def checked_paths(owner: Corpus, paths: Sequence[str]) -> list[str]:
-    """The paths as a list of str.
-
-    Raises:
-        DataError: `paths` is empty, or a string in place of a list.
-    """
+    """The paths as a list of str; DataError where it is empty, or a string in place of a list."""
     if isinstance(paths, str) or not paths:
         raise DataError(
             f"{type(owner).__name__}(paths={paths!r}): give a list of at least one file, folder, glob or URL"

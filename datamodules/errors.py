@@ -1,4 +1,4 @@
-"""The one exception of this package that is meant for users."""
+"""The one exception of this package that is meant for users, and the check that most often raises it."""
 
 from __future__ import annotations
 
@@ -8,3 +8,10 @@ class DataError(ValueError):
 
     The command line prints the message alone, without a traceback, and exits with a non-zero status.
     """
+
+
+def check_at_least(least: int, **values: int | None) -> None:
+    """Raise DataError for a value below `least`; None stands for a default and passes."""
+    for name, value in values.items():
+        if value is not None and value < least:
+            raise DataError(f"{name} is {value}; it must be at least {least}")

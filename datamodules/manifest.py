@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +26,19 @@ def unigram_entropy(counts: NDArray[np.int64]) -> float:
     return float(-(shares * np.log(shares)).sum())
 
 
-def build(
+def write(
+    folder: Path,
     corpus_settings: dict[str, Any],
     tokenizer: Tokenizer,
     settings: PrepareSettings,
     sources: list[dict[str, Any]],
     shards: dict[str, list[dict[str, Any]]],
     val_target_counts: NDArray[np.int64],
-) -> dict[str, Any]:
-    """Put the manifest together.
+) -> None:
+    """Put manifest.json together and write it atomically, readable for people, too.
 
     Args:
+        folder: the folder that is described.
         corpus_settings: where the documents came from; not hashed, since it may hold paths of this machine.
         tokenizer: the trained one.
         settings: the settings of the preparation.
@@ -43,7 +46,6 @@ def build(
         shards: the summaries of every split's shards, in order.
         val_target_counts: how often each id is a target in the validation rows; (vocab_size,).
     """
-    file_name, _ = tokenizer.serialized()
     splits: dict[str, Any] = {}
     for split, parts in shards.items():
         total = {key: sum(part[key] for part in parts) for key in parts[0] if key != "chunks"}
@@ -57,13 +59,13 @@ def build(
         splits[split] = total
     manifest: dict[str, Any] = {
         "format": FORMAT,
-        "settings": settings.as_dict(),
+        "settings": asdict(settings),
         "tokenizer": {
             "name": tokenizer.name,
             "settings": tokenizer.settings(),
             "vocab_size": tokenizer.vocab_size,
             "bos_id": tokenizer.bos_id,
-            "file": file_name,
+            "file": tokenizer.serialized()[0],
             "sha256": tokenizer.fingerprint(),
         },
         "sources": [
@@ -76,25 +78,16 @@ def build(
         "corpus": corpus_settings,
     }
     manifest["hash"] = manifest_hash(manifest)
-    return manifest
-
-
-def manifest_hash(manifest: dict[str, Any]) -> str:
-    """The overall hash: SHA-256 over everything that decides the rows, including the hash of every chunk."""
-    return sha256_of({key: value for key, value in manifest.items() if key not in ("hash", "corpus")})
-
-
-def write(folder: Path, manifest: dict[str, Any]) -> None:
-    """Write manifest.json atomically and for human readers, too."""
     write_text_atomically(folder / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True) + "\n")
 
 
-def read(folder: Path) -> dict[str, Any]:
-    """The manifest of a prepared folder, its own hash checked.
+def manifest_hash(manifest: dict[str, Any]) -> str:
+    """SHA-256 over everything that decides the rows, including the hash of every chunk."""
+    return sha256_of({key: value for key, value in manifest.items() if key not in ("hash", "corpus")})
 
-    Raises:
-        DataError: there is no folder or no manifest, or see `check_content`.
-    """
+
+def read(folder: Path) -> dict[str, Any]:
+    """The manifest of a prepared folder, its own hash checked; DataError where it is missing or damaged."""
     path = folder / MANIFEST
     if not folder.is_dir():
         raise DataError(
@@ -140,7 +133,7 @@ def check_files(
     Args:
         folder: where the files are.
         manifest: what they are compared with.
-        content: compare every hash, which reads all data; otherwise presence and size only, which is fast.
+        content: compare every chunk's hash, which reads all data, and not only its size.
         chunks_may_miss: do not report chunks that are missing (remote data is fetched when it is read).
     """
     faults: list[str | None] = []

@@ -1,7 +1,6 @@
 """Best-fit packing of documents into rows of a fixed number of tokens (arXiv 2604.21106).
 
-Packing works on lengths alone: it says which document gives how many tokens to which row, and never sees a
-token. That keeps it independent of storage and lets the tests compare it with a plain quadratic reference.
+Packing works on lengths alone: it says which document gives how many tokens to which row, and never sees a token.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import heapq
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from datamodules.errors import DataError
+from datamodules.errors import DataError, check_at_least
 
 Segment = tuple[int, int]
 """(position of the document in the input, number of tokens taken from its beginning)."""
@@ -20,9 +19,7 @@ class _Buffer:
     """Documents that wait for a row, found by length in a time that does not depend on how many wait.
 
     Each length up to `row_length` has a first-in-first-out queue, and bit n of `_present` says whether queue n
-    holds anything: the longest that fits and the shortest are then the highest and the lowest bit of an
-    integer of row_length bits. Longer documents never fit. They matter only when nothing shorter is left to
-    crop, so they are in a heap ordered by (length, arrival).
+    holds anything. Longer documents never fit and are cropped last: they are in a heap by (length, arrival).
     """
 
     def __init__(self, row_length: int) -> None:
@@ -68,11 +65,7 @@ def pack(lengths: Iterable[int], row_length: int, buffer_size: int = 1000) -> It
     The buffer is filled to `buffer_size` documents before each row. The row then takes the longest document
     that still fits, again and again. When none fits, the shortest one in the buffer is cropped to fill the
     row, and the rest of it is dropped. Of equal lengths the earliest arrival goes first. A last row that
-    cannot be filled is dropped.
-
-    The paper does not say what happens when the buffer runs empty within a row while documents remain, as it
-    does with many tiny documents and a small buffer. Here it is refilled, since the row could not be completed
-    otherwise.
+    cannot be filled is dropped. A buffer that runs empty within a row is refilled, of which the paper says nothing.
 
     Args:
         lengths: tokens per document, in order of arrival; each at least 1.
@@ -82,8 +75,7 @@ def pack(lengths: Iterable[int], row_length: int, buffer_size: int = 1000) -> It
     Raises:
         DataError: a length, `row_length` or `buffer_size` is below 1.
     """
-    if row_length < 1 or buffer_size < 1:
-        raise DataError(f"row_length {row_length} and packing_buffer {buffer_size} must both be at least 1")
+    check_at_least(1, row_length=row_length, packing_buffer=buffer_size)
     stream = enumerate(lengths)
     buffer = _Buffer(row_length)
     while True:

@@ -1,8 +1,7 @@
 """The order of rows, and the endless batches drawn from it.
 
 The order is a pure function of the seed, the epoch of the data and the data's layout. A position in it is one
-integer, the global row counter. Nothing here knows of workers, and a process only takes its slice of each global
-micro-batch, so the number of workers and of processes can change between a save and a resume.
+integer, the global row counter, so the number of workers and of processes can change at a resume.
 """
 
 from __future__ import annotations
@@ -10,11 +9,10 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-
-from datamodules.errors import DataError
 
 WINDOW_ROWS = 2**20
 """Rows that are shuffled together. Smaller data is permuted as a whole. In larger data the chunks are permuted,
@@ -32,20 +30,13 @@ class RowOrder:
     """Which stored row is read at each value of the global row counter, epoch after epoch.
 
     Args:
-        chunk_rows: rows per chunk, in stored order, which is the order of the rows' numbers.
+        chunk_rows: rows per chunk, at least one in all, in the order of the rows' numbers.
         seed: a number that is not negative.
         window_rows: rows that are shuffled together, see WINDOW_ROWS.
-
-    Raises:
-        DataError: there are no rows, or the seed is negative.
     """
 
     def __init__(self, chunk_rows: Sequence[int], seed: int, window_rows: int = WINDOW_ROWS) -> None:
         self.num_rows = sum(chunk_rows)
-        if self.num_rows < 1:
-            raise DataError("there are no rows to read")
-        if seed < 0:
-            raise DataError(f"the data seed is {seed}; it must not be negative")
         self.seed = seed
         self._sizes = list(chunk_rows)
         self._starts = list(itertools.accumulate(self._sizes, initial=0))
@@ -55,10 +46,6 @@ class RowOrder:
         self._window_starts: list[int] = []
         self._cached: tuple[int, int] = (-1, -1)
         self._cached_rows: NDArray[np.int64] = np.empty(0, np.int64)
-
-    def epoch_of(self, row: int) -> int:
-        """How often the data has been read through when the row counter is at `row`."""
-        return row // self.num_rows
 
     def __getitem__(self, counter: int) -> int:
         """The stored row that is read at this value of the counter."""
@@ -88,29 +75,21 @@ class RowOrder:
         self._epoch = epoch
 
 
+@dataclass(eq=False)
 class EndlessBatches:
     """Endless batch sampler: this process's slice of every global micro-batch, from a position on.
 
     Global micro-batch n covers the counters [start + n·B·W, start + (n+1)·B·W), and process k of W takes the
     k-th B of them. So the rows of an optimizer step do not depend on how they are split over processes and
     micro-batches.
-
-    Args:
-        order: the row order.
-        start: called for the position (a global row counter) whenever iteration begins.
-        batch_size: B, rows per process and micro-batch.
-        rank: k, this process.
-        world_size: W, the number of processes.
     """
 
-    def __init__(
-        self, order: RowOrder, start: Callable[[], int], batch_size: int, rank: int, world_size: int
-    ) -> None:
-        self.order = order
-        self.start = start
-        self.batch_size = batch_size
-        self.rank = rank
-        self.world_size = world_size
+    order: RowOrder
+    start: Callable[[], int]
+    """Called for the position (a global row counter) whenever iteration begins."""
+    batch_size: int
+    rank: int
+    world_size: int
 
     def __iter__(self) -> Iterator[list[int]]:
         position = self.start() + self.rank * self.batch_size

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import glob
+import itertools
 import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from tqdm.auto import tqdm
 
 from datamodules import manifest as manifests
 from datamodules.corpora import Corpus, Unit
-from datamodules.errors import DataError
+from datamodules.errors import DataError, check_at_least
 from datamodules.recipe import PrepareSettings, differ, recipe, sha256_of
 from datamodules.stages import (
     SPLITS,
@@ -55,9 +56,9 @@ def prepare(
     """Prepare `out` and return its manifest; where it is already prepared with this recipe, only return it.
 
     The work is done in a folder `<out>.<recipe>.partial` that is renamed at the end, so `out` exists only when
-    it is whole. An interrupted run leaves that folder, and the next run with the same recipe and sources
-    continues from its finished parts. Once `out` is there, all such folders are removed. A lock beside it keeps
-    two processes from preparing the same folder: the second waits and then finds it done.
+    it is whole. The next run with the same recipe and sources continues an interrupted one there, from its
+    finished parts. A lock beside it keeps two processes from preparing the same folder: the second waits and
+    then finds it done.
 
     Args:
         corpus: where the documents come from.
@@ -71,8 +72,7 @@ def prepare(
         DataError: something is wrong with the sources or settings, `out` is something else, or the disk is full
             or may not be written.
     """
-    if workers < 1:
-        raise DataError(f"workers is {workers}; it counts processes and must be at least 1")
+    check_at_least(1, workers=workers)
     out = Path(out).absolute()
     wanted = recipe(corpus, tokenizer, settings)
     if out.exists():
@@ -89,13 +89,13 @@ def prepare(
         manifest = _prepare(Job(corpus, tokenizer, settings, work), units, workers, progress)
         with writing(out):
             os.replace(work, out)
+        # With `out` there, nobody can continue the others.
         for other in out.parent.glob(f"{glob.escape(out.name)}.????????{_PARTIAL}"):
             shutil.rmtree(other, ignore_errors=True)
         return manifest
 
 
 def _existing(out: Path, wanted: dict[str, Any]) -> dict[str, Any]:
-    """The manifest of what is already there, if it was prepared by the recipe that is wanted."""
     if not (out / manifests.MANIFEST).is_file():
         raise DataError(
             f"{out} exists and is not a prepared data set: choose another folder, nothing was changed"
@@ -110,7 +110,6 @@ def _existing(out: Path, wanted: dict[str, Any]) -> dict[str, Any]:
 
 
 def _prepare(job: Job, units: list[Unit], workers: int, progress: bool) -> dict[str, Any]:
-    """Fill the folder of the job, and leave in it only what belongs to the prepared data."""
     with writing(job.work):
         for name in ("units", "shards", *SPLITS):
             (job.work / name).mkdir(parents=True, exist_ok=True)
@@ -145,7 +144,9 @@ def _training_documents(job: Job, units: list[Unit], progress: bool) -> Iterator
     order = sorted(range(len(units)), key=lambda i: shuffle_key(b"tokenizer", job.settings.seed, i, 0))
     wanted = job.tokenizer.train_characters
     given = 0  # a bar that is not shown does not count
-    with _bar(wanted, "read for the tokenizer", "char", progress) as bar:
+    with tqdm(
+        desc="read for the tokenizer", total=wanted, unit="char", unit_scale=True, disable=not progress
+    ) as bar:
         for index in order:
             for text in job.corpus.documents(units[index]):
                 text = clean(text)
@@ -159,36 +160,29 @@ def _training_documents(job: Job, units: list[Unit], progress: bool) -> Iterator
 
 
 def _tokenize(job: Job, units: list[Unit], workers: int, progress: bool) -> list[dict[str, Any]]:
-    summaries = [read_marker(job.unit_marker(index)) for index in range(len(units))]
-    todo = [index for index, summary in enumerate(summaries) if summary is None]
+    calls = {job.unit_marker(index): (job, unit, index) for index, unit in enumerate(units)}
+    todo = [index for index, marker in enumerate(calls) if not marker.exists()]
     begin = time.perf_counter()
-    with _bar(len(units), "tokenize", "part", progress, done=len(units) - len(todo)) as bar, _quiet_threads():
-        calls = [(index, (job, units[index], index)) for index in todo]
-        for index, summary in run_jobs(tokenize_unit, calls, workers):
-            summaries[index] = summary
-            bar.update()
-            bar.set_postfix_str(f"{sum(s['tokens'] for s in summaries if s):,} tokens")
-    finished = [summary for summary in summaries if summary is not None]
+    with _quiet_threads():
+        sources = _summaries(tokenize_unit, calls, workers, "tokenize", "part", "tokens", progress)
     if progress and todo:
-        _report_speed([finished[index] for index in todo], time.perf_counter() - begin)
-    if not sum(summary["documents"] for summary in finished):
-        empty = sum(summary["empty"] for summary in finished)
+        seconds = time.perf_counter() - begin
+        tokens, work, tokenizer = (
+            sum(sources[index][key] for index in todo)
+            for key in ("tokens", "seconds", "seconds_in_tokenizer")
+        )
+        tqdm.write(
+            f"tokenized {tokens:,} tokens in {seconds:.1f} s: {tokens / seconds:,.0f} tokens/s, "
+            f"{tokenizer / work:.0%} of the work in the tokenizer",
+            file=sys.stderr,
+        )
+    if not sum(source["documents"] for source in sources):
+        empty = sum(source["empty"] for source in sources)
         raise DataError(
             f"the corpus {job.corpus.name} gave no document with any text ({empty} empty ones): "
             f"{job.corpus.settings()}"
         )
-    return finished
-
-
-def _report_speed(done: list[dict[str, Any]], seconds: float) -> None:
-    tokens, work, tokenizer = (
-        sum(summary[key] for summary in done) for key in ("tokens", "seconds", "seconds_in_tokenizer")
-    )
-    tqdm.write(
-        f"tokenized {tokens:,} tokens in {seconds:.1f} s: {tokens / seconds:,.0f} tokens/s, "
-        f"{tokenizer / work:.0%} of the work in the tokenizer",
-        file=sys.stderr,
-    )
+    return sources
 
 
 def _pack(
@@ -198,27 +192,44 @@ def _pack(
     share = {"train": 1.0 - job.settings.val_fraction, "val": job.settings.val_fraction}
     # From the expected sizes, not the actual ones: any function of the data will do that ignores the workers.
     num_shards = {split: max(1, round(total * share[split] / SHARD_TOKENS)) for split in SPLITS}
-    places = [(split, shard) for split in SPLITS for shard in range(num_shards[split])]
-    summaries = {place: read_marker(job.shard_marker(*place)) for place in places}
-    todo = [place for place, summary in summaries.items() if summary is None]
-    with _bar(len(places), "pack", "shard", progress, done=len(places) - len(todo)) as bar:
-        calls = [(place, (job, *place, num_shards[place[0]], len(sources))) for place in todo]
-        # A process takes seconds to start, since litdata loads torch: too long for one shard per split.
-        for place, summary in run_jobs(pack_shard, calls, workers if len(places) > len(SPLITS) else 1):
-            summaries[place] = summary
+    calls = {
+        job.shard_marker(split, shard): (job, split, shard, num_shards[split], len(sources))
+        for split in SPLITS
+        for shard in range(num_shards[split])
+    }
+    # A process takes seconds to start, since litdata loads torch: too long for one shard per split.
+    workers = workers if len(calls) > len(SPLITS) else 1
+    shards = iter(_summaries(pack_shard, calls, workers, "pack", "shard", "rows", progress))
+    return {split: list(itertools.islice(shards, num_shards[split])) for split in SPLITS}
+
+
+def _summaries(
+    function: Callable[..., dict[str, Any]],
+    calls: dict[Path, tuple[Any, ...]],
+    workers: int,
+    what: str,
+    unit: str,
+    counted: str,
+    progress: bool,
+) -> list[dict[str, Any]]:
+    """The summaries of all calls, by their markers; only those without a marker are made."""
+    summaries = {marker: read_marker(marker) for marker in calls}
+    todo = [(marker, arguments) for marker, arguments in calls.items() if summaries[marker] is None]
+    done = len(calls) - len(todo)
+    with tqdm(desc=what, total=len(calls), initial=done, unit=unit, disable=not progress) as bar:
+        for marker, summary in run_jobs(function, todo, workers):
+            summaries[marker] = summary
             bar.update()
-            bar.set_postfix_str(f"{sum(s['rows'] for s in summaries.values() if s):,} rows")
-    return {split: [summaries[split, i] or {} for i in range(num_shards[split])] for split in SPLITS}
+            bar.set_postfix_str(f"{sum(s[counted] for s in summaries.values() if s):,} {counted}")
+    return [summary for summary in summaries.values() if summary is not None]
 
 
 def _finish(job: Job, sources: list[dict[str, Any]], shards: dict[str, list[dict[str, Any]]]) -> None:
-    """Write the index, the tokenizer and, last of all, the manifest."""
     for split in SPLITS:
         chunks = [chunk for part in shards[split] for chunk in part["chunks"]]
         if not chunks:
-            documents, tokens = (
-                sum(part[key] for part in shards[split]) for key in ("documents", "tokens_in")
-            )
+            documents = sum(part["documents"] for part in shards[split])
+            tokens = sum(part["tokens_in"] for part in shards[split])
             raise DataError(
                 f"the {split} split has no full row: {documents} documents with {tokens} tokens do not fill "
                 f"one row of {job.settings.row_length}. Documents are held out whole, each with probability "
@@ -231,8 +242,9 @@ def _finish(job: Job, sources: list[dict[str, Any]], shards: dict[str, list[dict
     write_bytes_atomically(job.work / name, content)
     (job.work / "tokenizer-trained").unlink(missing_ok=True)
     counts = np.sum([read_counts(job.shard_marker("val", i)) for i in range(len(shards["val"]))], axis=0)
+    # The manifest comes last: where it is, everything is.
     corpus = job.corpus.settings()
-    manifests.write(job.work, manifests.build(corpus, job.tokenizer, job.settings, sources, shards, counts))
+    manifests.write(job.work, corpus, job.tokenizer, job.settings, sources, shards, counts)
 
 
 @contextmanager
@@ -250,12 +262,6 @@ def _locked(out: Path, progress: bool) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def _bar(total: int, what: str, unit: str, progress: bool, done: int = 0) -> Any:
-    return tqdm(
-        total=total, desc=what, unit=unit, initial=done, disable=not progress, unit_scale=unit == "char"
-    )
 
 
 @contextmanager

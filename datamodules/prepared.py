@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from datamodules import manifest as manifests
 from datamodules.corpora import Corpus
@@ -19,52 +20,38 @@ SMALL_BYTES = 2**28
 `python -m datamodules verify` does the rest."""
 
 
+@dataclass(eq=False)
 class PreparedFolder:
-    """A folder written by `python -m datamodules prepare`.
+    """A folder written by `python -m datamodules prepare`, and what was asked for and is compared with it."""
 
-    Args:
-        folder: where it is.
-        asked: preparation settings that were given a value, by their name in the manifest.
-        tokenizer: compared with that of the data; None where none was asked for.
-        corpus: compared with that of the data; None where none was asked for.
-    """
+    place: Path
+    asked: dict[str, Any]
+    """Preparation settings that were given a value, by their name in the manifest."""
+    tokenizer: Tokenizer | None = None
+    corpus: Corpus | None = None
+    chunks_may_miss: ClassVar[bool] = False
+    way_out: ClassVar[str] = "Restore or prepare it again"
 
-    chunks_may_miss = False
-    way_out = "Restore or prepare it again"
-
-    def __init__(
-        self,
-        folder: Path,
-        asked: dict[str, Any],
-        tokenizer: Tokenizer | None = None,
-        corpus: Corpus | None = None,
-    ) -> None:
-        self._place = folder
-        self._asked = asked
-        self._tokenizer = tokenizer
-        self._corpus = corpus
-
-    @property
+    @cached_property
     def folder(self) -> Path:
         """The local folder; it need not exist before `prepare`."""
-        return self._place
+        return self.place
 
     @property
     def vocab_size(self) -> int:
         """The tokenizer's, known before `prepare`."""
-        if self._tokenizer is not None:
-            return self._tokenizer.vocab_size
+        if self.tokenizer is not None:
+            return self.tokenizer.vocab_size
         return manifests.read(self.folder)["tokenizer"]["vocab_size"]
 
     def prepare(self, progress: bool) -> None:
         """Do once per machine what must precede `open`: nothing for a folder that was prepared beforehand."""
 
     def open(self, vocab_size: int) -> dict[str, Any]:
-        """The manifest, after checking recipe and files; `vocab_size` is the number of ids that the model has.
+        """The manifest; `vocab_size` is the number of ids that the model has.
 
         Raises:
-            DataError: the data is missing, damaged, or prepared with other settings than those asked for. The
-                message names both values.
+            DataError: the data is missing, damaged, or prepared with other settings than those asked for.
         """
         manifest = manifests.read(self.folder)
         self._check_recipe(manifest, vocab_size)
@@ -78,7 +65,7 @@ class PreparedFolder:
 
     def _check_recipe(self, manifest: dict[str, Any], vocab_size: int) -> None:
         stored, folder = manifest["settings"], self.folder
-        for key, value in self._asked.items():
+        for key, value in self.asked.items():
             if stored[key] != value:
                 name = "prepare_seed" if key == "seed" else key
                 raise DataError(
@@ -86,14 +73,14 @@ class PreparedFolder:
                     "value, or prepare other data"
                 )
         there = manifest["tokenizer"]
-        if self._tokenizer is not None and differ(self._tokenizer.settings(), there["settings"]):
+        if self.tokenizer is not None and differ(self.tokenizer.settings(), there["settings"]):
             raise DataError(
-                f"the tokenizer is {self._tokenizer.settings()}, but the data in {folder} was prepared with "
+                f"the tokenizer is {self.tokenizer.settings()}, but the data in {folder} was prepared with "
                 f"{there['settings']}: leave the tokenizer out to use that one, or prepare other data"
             )
-        if self._corpus is not None and differ(self._corpus.settings(), manifest["corpus"]):
+        if self.corpus is not None and differ(self.corpus.settings(), manifest["corpus"]):
             raise DataError(
-                f"the corpus is {self._corpus.settings()}, but the data in {folder} was prepared from "
+                f"the corpus is {self.corpus.settings()}, but the data in {folder} was prepared from "
                 f"{manifest['corpus']}: leave the corpus out to use that one, or leave data_dir out to prepare "
                 "yours"
             )
@@ -115,13 +102,13 @@ class CachedCorpus(PreparedFolder):
     way_out = "Delete that folder and start again"
 
     def __init__(self, corpus: Corpus, tokenizer: Tokenizer, settings: PrepareSettings, cache: Path) -> None:
-        super().__init__(cache, settings.as_dict(), tokenizer)
+        super().__init__(cache, asdict(settings), tokenizer)
         self._recipe = (corpus, tokenizer, settings)
 
     @cached_property
     def folder(self) -> Path:
         # Cached, since the name depends on all source files.
-        return self._place / cache_name(*self._recipe)
+        return self.place / cache_name(*self._recipe)
 
     def prepare(self, progress: bool) -> None:
         prepare(*self._recipe, self.folder, progress=progress)

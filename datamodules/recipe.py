@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from datamodules.corpora import Corpus
-from datamodules.errors import DataError
+from datamodules.errors import DataError, check_at_least
 from datamodules.tokenizers import Tokenizer
 
 FORMAT = 1
@@ -24,8 +24,8 @@ class PrepareSettings:
     Args:
         seq_len: T, the tokens that a model sees at once; rows hold T + 1.
         val_fraction: expected share of documents held out, decided by each document's own hash.
-        cut_documents: cut documents into pieces of a row's length before packing. Each piece is packed as a
-            document of its own and begins with BOS, which separates it from the document before it in its row.
+        cut_documents: first cut documents into pieces of at most a row; each begins with BOS and is packed as a
+            document of its own.
         packing_buffer: documents that wait at once in best-fit packing.
         seed: seed of the document shuffle before packing. The split does not depend on it.
 
@@ -40,28 +40,18 @@ class PrepareSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.seq_len < 1:
-            raise DataError(f"seq_len is {self.seq_len}; it counts tokens per row and must be at least 1")
+        check_at_least(1, seq_len=self.seq_len, packing_buffer=self.packing_buffer)
+        check_at_least(0, **{"the preparation seed": self.seed})
         if not 0.0 < self.val_fraction < 1.0:
             raise DataError(
                 f"val_fraction is {self.val_fraction}; it is the share of documents held out for validation "
                 "and must be greater than 0 and less than 1"
             )
-        if self.packing_buffer < 1:
-            raise DataError(
-                f"packing_buffer is {self.packing_buffer}; it counts documents and must be at least 1"
-            )
-        if self.seed < 0:
-            raise DataError(f"the preparation seed is {self.seed}; it must not be negative")
 
     @property
     def row_length(self) -> int:
         """T + 1 tokens: the inputs and targets of one row together."""
         return self.seq_len + 1
-
-    def as_dict(self) -> dict[str, Any]:
-        """Every setting by its name, in plain JSON types."""
-        return asdict(self)
 
 
 def recipe(corpus: Corpus, tokenizer: Tokenizer, settings: PrepareSettings) -> dict[str, Any]:
@@ -70,7 +60,7 @@ def recipe(corpus: Corpus, tokenizer: Tokenizer, settings: PrepareSettings) -> d
         "format": FORMAT,
         "corpus": corpus.settings(),
         "tokenizer": tokenizer.settings(),
-        "settings": settings.as_dict(),
+        "settings": asdict(settings),
     }
 
 

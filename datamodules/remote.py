@@ -1,8 +1,7 @@
 """Prepared data behind a URL: each chunk is fetched when one of its rows is first read, checked, and kept.
 
-litdata can stream remote chunks itself, but only in its own order: with random access its prefetching
-thread unmaps chunks that are being read (litdata 0.2.76 raises KeyError). Here whole chunks are copied into a
-local folder, which litdata then reads like any other.
+litdata can stream only in its own order: with random access its prefetching thread unmaps chunks that are being
+read (litdata 0.2.76 raises KeyError). So whole chunks are copied into a local folder.
 """
 
 from __future__ import annotations
@@ -47,14 +46,7 @@ def mirror(url: str, cache: Path) -> Path:
 
 
 class RemoteRows(Rows):
-    """Rows whose chunk is brought into the local folder before the first of them is read.
-
-    Args:
-        url: URL of the split's folder.
-        folder: the local one.
-        row_length: tokens per row, T + 1.
-        chunks: the split's chunks, as in the manifest.
-    """
+    """Rows of the split at `url`, whose chunks (as in the manifest) come into the local `folder` when needed."""
 
     def __init__(self, url: str, folder: Path, row_length: int, chunks: list[dict[str, Any]]) -> None:
         self._ends = list(itertools.accumulate(chunk["rows"] for chunk in chunks))
@@ -64,41 +56,25 @@ class RemoteRows(Rows):
         self._here: set[int] = set()
 
     def __getitem__(self, row: int) -> NDArray[Any]:
-        """Tokens of one row, (T + 1,), in the stored type.
-
-        Several processes may fetch one chunk at once; each writes aside and renames, so all see a whole file.
-
-        Raises:
-            DataError: the chunk cannot be read or kept, or its content is not what the manifest says.
-        """
+        """Also raises DataError where the chunk cannot be fetched or is not what the manifest says."""
         index = bisect.bisect_right(self._ends, row)
-        if index not in self._here:
-            self._fetch(self._chunks[index])
-            self._here.add(index)
+        path = self.folder / self._chunks[index]["filename"]
+        if index not in self._here and not path.exists():
+            content = read_bytes(f"{self.url}/{path.name}")
+            if hashlib.sha256(content).hexdigest() != self._chunks[index]["sha256"]:
+                raise DataError(
+                    f"{self.url}/{path.name} is damaged: its SHA-256 differs from the manifest's. Restore it, "
+                    "or prepare the data again"
+                )
+            with writing(path):
+                # Several processes may fetch one chunk at once: the file appears whole.
+                write_bytes_atomically(path, content)
+        self._here.add(index)
         return super().__getitem__(row)
-
-    def _fetch(self, chunk: dict[str, Any]) -> None:
-        path = self.folder / chunk["filename"]
-        if path.exists():
-            return
-        content = read_bytes(f"{self.url}/{path.name}")
-        if hashlib.sha256(content).hexdigest() != chunk["sha256"]:
-            raise DataError(
-                f"{self.url}/{path.name} is damaged: its SHA-256 differs from the manifest's. Restore it, or "
-                "prepare the data again"
-            )
-        with writing(path):
-            write_bytes_atomically(path, content)
 
 
 class PreparedURL(PreparedFolder):
-    """A folder written by `python -m datamodules prepare`, behind a URL.
-
-    Args:
-        url: URL of the folder.
-        cache: local folder that gets a folder for what is read of the data.
-        asked, tokenizer, corpus: see PreparedFolder.
-    """
+    """A prepared folder behind a URL; what is read of it is kept in a folder of the cache."""
 
     chunks_may_miss = True
 
@@ -108,7 +84,7 @@ class PreparedURL(PreparedFolder):
 
     @cached_property
     def folder(self) -> Path:
-        return mirror(self._url, self._place)
+        return mirror(self._url, self.place)
 
     def rows(self, manifest: dict[str, Any], split: str) -> Rows:
         row_length = manifest["settings"]["seq_len"] + 1

@@ -1,12 +1,11 @@
 """The two stages of a preparation, as jobs that any process can do in any order.
 
-1. `tokenize_unit` reads a unit of the corpus, hashes and tokenizes its documents, and stores them sorted by
-   shuffle key.
+1. `tokenize_unit` hashes and tokenizes the documents of a unit and stores them sorted by shuffle key.
 2. `pack_shard` gathers the documents of one key range from all units, which is a slice of the global seeded
    shuffle, packs them into rows and writes the chunks.
 
-Keys and shards depend on content and seed only, so the result is the same for any number of workers. Each job
-leaves one marker file, written last and atomically; a job whose marker exists is not done again.
+Keys and shards depend on content and seed alone. Each job leaves one marker file, written last and atomically; a
+job whose marker exists is not done again.
 """
 
 from __future__ import annotations
@@ -60,11 +59,7 @@ class Job:
 
 def clean(text: str) -> str:
     """The text with lone surrogates replaced, which JSON can hold and UTF-8 cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "replace").decode()
-    return text
+    return text.encode("utf-8", "replace").decode()
 
 
 def document_digest(text: str) -> bytes:
@@ -84,14 +79,7 @@ def shuffle_key(digest: bytes, seed: int, unit: int, position: int) -> int:
 
 
 def tokenize_unit(job: Job, unit: Unit, index: int) -> dict[str, Any]:
-    """Stage 1 for one unit.
-
-    Returns:
-        Its summary: name, documents, empty, characters, tokens, sha256, seconds and seconds_in_tokenizer.
-
-    Raises:
-        DataError: the tokenizer gives an id beyond its vocabulary, or the disk refuses a file.
-    """
+    """Stage 1 for one unit; returns its summary."""
     begin = time.perf_counter()
     in_tokenizer = 0.0
     keys: list[int] = []
@@ -120,7 +108,8 @@ def tokenize_unit(job: Job, unit: Unit, index: int) -> dict[str, Any]:
             keys.append(shuffle_key(digest, job.settings.seed, index, len(keys)))
             held_out.append(is_validation(digest, job.settings.val_fraction))
             tokens.append(np.concatenate(([job.tokenizer.bos_id], ids)).astype(job.dtype))
-    order = np.lexsort((np.array(keys, np.uint64), np.array(held_out, bool)))
+    columns = {"keys": np.array(keys, np.uint64), "held_out": np.array(held_out, bool)}
+    order = np.lexsort((columns["keys"], columns["held_out"]))
     lengths = np.array([len(t) for t in tokens], np.int64)[order]
     summary = {
         "name": unit.name,
@@ -135,13 +124,8 @@ def tokenize_unit(job: Job, unit: Unit, index: int) -> dict[str, Any]:
     flat = np.concatenate([tokens[i] for i in order]) if tokens else np.empty(0, job.dtype)
     with writing(job.work):
         write_bytes_atomically(job.unit_tokens(index), flat.tobytes())
-        _write_marker(
-            job.unit_marker(index),
-            summary,
-            keys=np.array(keys, np.uint64)[order],
-            held_out=np.array(held_out, bool)[order],
-            lengths=lengths,
-        )
+        columns = {name: column[order] for name, column in columns.items()}
+        _write_marker(job.unit_marker(index), summary, **columns, lengths=lengths)
     return summary
 
 
@@ -159,25 +143,20 @@ def _batches(documents: Iterator[str]) -> Iterator[list[str]]:
 
 
 def pack_shard(job: Job, split: str, shard: int, num_shards: int, num_units: int) -> dict[str, Any]:
-    """Stage 2 for one shard.
-
-    Returns:
-        Its summary: documents, pieces, tokens_in, rows, tokens_cropped, tokens_unfilled and chunks.
-    """
+    """Stage 2 for one shard; returns its summary."""
     flat, lengths = _gather(job, split, shard, num_shards, num_units)
     documents = len(lengths)
     row_length = job.settings.row_length
     if job.settings.cut_documents:
         flat, lengths = cut(flat, lengths, row_length, job.tokenizer.bos_id)
     starts = np.concatenate(([0], np.cumsum(lengths)))
-    kept_rows = cropped = 0
+    cropped = 0
     counts = np.zeros(job.tokenizer.vocab_size, np.int64)
 
     def rows() -> Iterator[NDArray[Any]]:
-        nonlocal kept_rows, cropped
+        nonlocal cropped
         for segments in pack(lengths.tolist(), row_length, job.settings.packing_buffer):
             row = np.concatenate([flat[starts[i] : starts[i] + taken] for i, taken in segments])
-            kept_rows += 1
             cropped += sum(int(lengths[i]) - taken for i, taken in segments)
             if split == "val":
                 # Targets alone: the first token of a row is never predicted.
@@ -185,14 +164,14 @@ def pack_shard(job: Job, split: str, shard: int, num_shards: int, num_units: int
             yield row
 
     chunks = write_rows(rows(), row_length, job.work / split, f"chunk-{shard:05d}")
-    tokens_in = int(lengths.sum())
+    tokens_in, num_rows = int(lengths.sum()), sum(chunk["rows"] for chunk in chunks)
     summary = {
         "documents": documents,
         "pieces": len(lengths),
         "tokens_in": tokens_in,
-        "rows": kept_rows,
+        "rows": num_rows,
         "tokens_cropped": cropped,
-        "tokens_unfilled": tokens_in - kept_rows * row_length - cropped,
+        "tokens_unfilled": tokens_in - num_rows * row_length - cropped,
         "chunks": chunks,
     }
     _write_marker(job.shard_marker(split, shard), summary, target_counts=counts)
@@ -230,14 +209,8 @@ def cut(
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Cut documents longer than a row into pieces of at most a row, each beginning with BOS.
 
-    Args:
-        flat: tokens of all documents one after another, each beginning with BOS.
-        lengths: tokens per document.
-        row_length: tokens per row, T + 1.
-        bos_id: the id that every piece begins with.
-
-    Returns:
-        Tokens and lengths of the pieces, in the order of the documents.
+    `flat` has the tokens of all documents one after another, each beginning with BOS, and `lengths` says how many
+    each has. The result has the pieces in the same form.
     """
     if not len(lengths):
         return flat, lengths

@@ -1,7 +1,6 @@
 """Rows on disk, in litdata's chunk format: written shard by shard, read by row number.
 
-litdata writes and reads the chunks. Order and position are ours (position.py), because litdata's own order
-depends on the number of workers and its resume does not survive epochs.
+The order is ours (position.py): litdata's depends on the number of workers, and its resume does not survive epochs.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from litdata import StreamingDataset
 
 CHUNK_BYTES = 16 * 2**20
-"""Target size of a chunk. A row takes about 50 us to read at random whatever the chunk size (measured), so the
-size suits object storage (few requests) and `verify`, which names the damaged chunk."""
+"""Target size of a chunk. It suits object storage (few requests) and `verify`, which names the damaged chunk; a row
+takes about 50 us to read at random whatever the size (measured)."""
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -61,10 +61,8 @@ def write_rows(
 ) -> list[dict[str, Any]]:
     """Write rows of `row_length` tokens as litdata chunks `{prefix}-{i}.bin` into `folder`.
 
-    Existing chunks of that prefix (left by an interrupted run) are replaced by identical ones.
-
-    Returns:
-        One entry per chunk: filename, rows, bytes, sha256, and litdata's own index entry and config.
+    What an interrupted run left is replaced. Returns filename, rows, bytes, sha256, and litdata's own index
+    entry and config of each chunk.
     """
     from litdata import TokensLoader
     from litdata.streaming.writer import BinaryWriter
@@ -75,11 +73,9 @@ def write_rows(
     writer: BinaryWriter | None = None
     for index, row in enumerate(rows):
         if writer is None:
-            rows_per_chunk = max(1, CHUNK_BYTES // row.nbytes)
             # With TokensLoader, chunk_size counts tokens.
-            writer = BinaryWriter(
-                str(aside), chunk_size=rows_per_chunk * row_length, item_loader=TokensLoader(row_length)
-            )
+            chunk_size = max(1, CHUNK_BYTES // row.nbytes) * row_length
+            writer = BinaryWriter(str(aside), chunk_size=chunk_size, item_loader=TokensLoader(row_length))
         writer.add_item(index, row)
     if writer is None:
         return []
@@ -114,20 +110,16 @@ def write_index(folder: Path, chunks: list[dict[str, Any]]) -> None:
     write_bytes_atomically(folder / "index.json", json.dumps(index, sort_keys=True).encode())
 
 
+@dataclass(eq=False)
 class Rows:
-    """The rows of one split by number (a map-style dataset), opened when the first is read.
+    """The rows of one split by number (a map-style dataset), opened when the first is read."""
 
-    Args:
-        folder: folder of the split, with index.json and the chunks.
-        row_length: tokens per row, T + 1.
-        num_rows: rows in the folder.
-    """
-
-    def __init__(self, folder: Path, row_length: int, num_rows: int) -> None:
-        self.folder = folder
-        self.row_length = row_length
-        self.num_rows = num_rows
-        self._dataset: StreamingDataset | None = None
+    folder: Path
+    """Of the split, with index.json and the chunks."""
+    row_length: int
+    """Tokens per row, T + 1."""
+    num_rows: int
+    _dataset: StreamingDataset | None = field(default=None, init=False, repr=False)
 
     def __len__(self) -> int:
         return self.num_rows

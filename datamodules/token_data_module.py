@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 import datamodules.tabular
 import datamodules.tokenizer_files  # noqa: F401  the command line lists the classes that are imported
 from datamodules.corpora import Corpus, StdlibCorpus
-from datamodules.errors import DataError
+from datamodules.errors import DataError, check_at_least
 from datamodules.position import EndlessBatches, RowOrder, ShardedBatches
 from datamodules.prepared import CachedCorpus, PreparedFolder
 from datamodules.recipe import PrepareSettings, default_cache_dir
@@ -38,9 +38,6 @@ class TokenDataModule(LightningDataModule):
     seed and the epoch of the data. The position in it counts rows over all processes and is saved with the
     checkpoint. Validation rows are shared out over the processes without padding or repetition.
 
-    With `data_dir`, the arguments `tokenizer`, `corpus`, `val_fraction`, `cut_documents`, `packing_buffer` and
-    `prepare_seed` are only compared with what is there; None accepts whatever is there.
-
     Args:
         tokenizer: what turns text into ids. None: `BPETokenizer()`.
         corpus: where the documents come from. None: `StdlibCorpus()`.
@@ -50,8 +47,7 @@ class TokenDataModule(LightningDataModule):
         vocab_size: the model's vocabulary, where it must not depend on the tokenizer at hand (the paper's is
             32001). A larger tokenizer is refused, a smaller one leaves ids unused. None: the tokenizer's.
         val_rows: validation rows during `fit`; all there are, if there are fewer.
-        final_val_rows: validation rows outside of `fit`, and during it when `full_validation` is set; all there
-            are, if there are fewer.
+        final_val_rows: the same outside of `fit`, and during it when `full_validation` is set.
         val_fraction: expected share of documents held out, by their hash. None: 0.05.
         cut_documents: cut documents longer than a row into pieces first. None: True.
         packing_buffer: documents that wait at once in best-fit packing. None: 1000.
@@ -59,13 +55,13 @@ class TokenDataModule(LightningDataModule):
         seed: seed of the order in which rows are read.
         num_workers: processes that read; the order does not depend on them.
         cache_dir: where prepared data is kept. None: see `default_cache_dir`.
-        data_dir: a folder written by `python -m datamodules prepare`, or a URL of one (s3://, gs://, ...),
-            used as it is. Chunks behind a URL are fetched into `cache_dir` when they are first read.
+        data_dir: a folder written by `python -m datamodules prepare`, or a URL of one (s3://, gs://, ...), whose
+            chunks are fetched into `cache_dir` when they are first read. The tokenizer, the corpus and the
+            settings of preparation are then only compared with what is there; None accepts that.
         progress: show progress bars while preparing.
 
     Attributes:
-        full_validation: set it before the validation dataloader is built to use `final_val_rows` during
-            `fit`.
+        full_validation: set it before the validation dataloader is built for `final_val_rows` during `fit`.
         manifest: after `setup`, the data's manifest (see manifest.py); `manifest_hash` names it.
 
     Raises:
@@ -94,19 +90,9 @@ class TokenDataModule(LightningDataModule):
         progress: bool = True,
     ) -> None:
         super().__init__()
-        at_least = {
-            "seq_len": (seq_len, 1),
-            "batch_size": (batch_size, 1),
-            "val_batch_size": (val_batch_size, 1),
-            "vocab_size": (vocab_size, 1),
-            "val_rows": (val_rows, 1),
-            "final_val_rows": (final_val_rows, 1),
-            "seed": (seed, 0),
-            "num_workers": (num_workers, 0),
-        }
-        for name, (value, least) in at_least.items():
-            if value is not None and value < least:
-                raise DataError(f"{name} is {value}; it must be at least {least}")
+        check_at_least(1, batch_size=batch_size, val_batch_size=val_batch_size, vocab_size=vocab_size)
+        check_at_least(1, val_rows=val_rows, final_val_rows=final_val_rows)
+        check_at_least(0, seed=seed, num_workers=num_workers)
         self.seq_len = seq_len
         self.batch_size = batch_size
         self.val_batch_size = val_batch_size or batch_size
@@ -149,11 +135,7 @@ class TokenDataModule(LightningDataModule):
         self._data.prepare(self.progress)
 
     def setup(self, stage: str | None = None) -> None:
-        """Open the data and check it against the settings.
-
-        Raises:
-            DataError: data is missing, damaged or prepared with other settings.
-        """
+        """Open the data; DataError where it is missing, damaged or prepared with other settings."""
         if not self.manifest:
             self.manifest = self._data.open(self.vocab_size)
             train_chunks = self.manifest["splits"]["train"]["chunks"]
@@ -210,14 +192,10 @@ class TokenDataModule(LightningDataModule):
         return self.trainer.world_size if self.trainer is not None else 1
 
     def _batches_processed(self) -> int:
-        """Micro-batches that the trainer has processed so far, with those before a resume.
-
-        `processed` and not `completed`: Lightning saves checkpoints in the hook between the two, after the model
-        has learnt from the batch.
-        """
+        """Micro-batches that the trainer has processed so far, with those before a resume."""
         if self.trainer is None:
             return 0
-        # Lightning declares the base class of what is there.
+        # Not `completed`: Lightning saves checkpoints between the two. It declares the base class of what is there.
         return self.trainer.fit_loop.epoch_loop.batch_progress.total.processed  # type: ignore[attr-defined]
 
     @property
@@ -236,12 +214,6 @@ class TokenDataModule(LightningDataModule):
         return {
             "rows_consumed": self.rows_consumed,
             "batches_processed": self._batches_processed(),
-            **self._refers_to(),
-        }
-
-    def _refers_to(self) -> dict[str, Any]:
-        """What a position has a meaning for."""
-        return {
             "seed": self.seed,
             "manifest_hash": self.manifest_hash,
             "tokenizer_sha256": self.manifest["tokenizer"]["sha256"],
@@ -252,16 +224,17 @@ class TokenDataModule(LightningDataModule):
 
         Raises:
             DataError: the checkpoint was trained with another tokenizer or, where training continues, with other
-                data or another seed. The message names both values.
+                data or another seed.
         """
         trainer = self.trainer
         # It is sound to evaluate a checkpoint on other data, but not with another tokenizer.
         evaluating = trainer is not None and trainer.state.fn not in (None, TrainerFn.FITTING)
-        for key, value in reversed(self._refers_to().items()):
-            if state_dict[key] != value and not (evaluating and key != "tokenizer_sha256"):
+        here = self.state_dict()
+        for key in ("tokenizer_sha256",) if evaluating else ("tokenizer_sha256", "manifest_hash", "seed"):
+            if state_dict[key] != here[key]:
                 raise DataError(
                     f"the checkpoint was trained with {key} {state_dict[key]}, the data at hand has "
-                    f"{value}: give the run the data and seed it was started with"
+                    f"{here[key]}: give the run the data and seed it was started with"
                 )
         self._start_row = state_dict["rows_consumed"]
         # A running trainer's counters continue from the checkpoint's; those of a later trainer start at 0.
@@ -309,9 +282,8 @@ class TokenDataModule(LightningDataModule):
     def val_dataloader(self) -> DataLoader[Any]:
         """`val_rows` rows while fitting, `final_val_rows` with `full_validation` set or outside of `fit`."""
         fitting = self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
-        return self._validation_loader(
-            self.val_rows if fitting and not self.full_validation else self.final_val_rows
-        )
+        few = fitting and not self.full_validation
+        return self._validation_loader(self.val_rows if few else self.final_val_rows)
 
     def test_dataloader(self) -> DataLoader[Any]:
         """`final_val_rows` validation rows."""

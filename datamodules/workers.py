@@ -22,11 +22,7 @@ def run_jobs(
 ) -> Iterator[tuple[Name, dict[str, Any]]]:
     """Yield (name, function(*arguments)) for each (name, arguments), in the order in which they finish.
 
-    Processes are not forked from this one, which may hold a GPU, threads and locks. After the first error no
-    further job starts.
-
-    Raises:
-        DataError: a worker died. An error of a job comes through as it is.
+    After the first error no further job starts. An error of a job comes through as it is; DataError: a worker died.
     """
     if workers == 1 or len(calls) <= 1:
         for name, arguments in calls:
@@ -47,7 +43,7 @@ def run_jobs(
 
 
 def _context() -> BaseContext:
-    """Fork workers from a clean server, which imports once what they need; or spawn them where that is impossible."""
+    """Fork workers from a clean server, since this process may hold a GPU, threads and locks; else spawn them."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
