@@ -83,13 +83,11 @@ class _OnePerFile(FileCorpus):
                 filled = 0
             groups[-1].append(file)
             filled += file.size
-        return [self._unit(group) for group in groups]
-
-    @staticmethod
-    def _unit(files: list[SourceFile]) -> Unit:
-        first, last = files[0].name, files[-1].name
-        name = first if len(files) == 1 else f"{first} .. {last} ({len(files)} files)"
-        return Unit(name, tuple(files))
+        units = []
+        for group in groups:
+            rest = f" .. {group[-1].name} ({len(group)} files)" if len(group) > 1 else ""
+            units.append(Unit(group[0].name + rest, tuple(group)))
+        return units
 
     def documents(self, unit: Unit) -> Iterator[str]:
         for file in unit.content:
@@ -101,8 +99,9 @@ class _OnePerFile(FileCorpus):
 class StdlibCorpus(_OnePerFile):
     """The source code of Python's standard library, which every machine has: about 1,800 files, 31 MB.
 
-    Its .py files are sorted by path and decoded as Python does (PEP 263); the few that cannot be decoded, which
-    Python uses to test just that, are left out. The content depends on the version of Python.
+    Its .py files, without those of installed packages, are sorted by path and decoded as Python does (PEP 263). The
+    few that cannot be decoded, which Python uses to test just that, are left out. The content depends on the
+    version of Python.
     """
 
     name = "stdlib"

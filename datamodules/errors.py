@@ -1,6 +1,9 @@
-"""The one exception of this package that is meant for users, and the check that most often raises it."""
+"""The one exception of this package that is meant for users, and checks that raise it in several places."""
 
 from __future__ import annotations
+
+import importlib
+from typing import Any
 
 
 class DataError(ValueError):
@@ -15,3 +18,11 @@ def check_at_least(least: int, **values: int | None) -> None:
     for name, value in values.items():
         if value is not None and value < least:
             raise DataError(f"{name} is {value}; it must be at least {least}")
+
+
+def import_extra(name: str, who_needs: str) -> Any:
+    """A package of the extra `data`; DataError where it is missing, e.g. `parquet needs` the package pyarrow."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise DataError(f"{who_needs} the package {name}: pip install 'looped-lm[data]'") from error

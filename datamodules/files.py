@@ -1,7 +1,6 @@
 """Which files a path, folder, glob or URL means, and how to read them.
 
-URLs go through fsspec, which needs a package per scheme: s3fs for s3://, gcsfs for gs://, and huggingface_hub,
-which is always there, for hf://.
+URLs go through fsspec, which needs a package per scheme: s3fs for s3://, gcsfs for gs://. hf:// needs none.
 """
 
 from __future__ import annotations
@@ -14,32 +13,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from datamodules.errors import DataError
+from datamodules.errors import DataError, import_extra
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file of a corpus.
-
-    Args:
-        name: relative to what all files of the corpus share, so that it does not depend on the machine.
-        url: path or URL to open.
-        size: bytes.
-        stamp: changes when the file changes (date or checksum, as the store gives it).
-    """
+    """A file of a corpus."""
 
     name: str
+    """Relative to what all files of the corpus share, so that it does not depend on the machine."""
     url: str
+    """Path or URL to open."""
     size: int
+    """Bytes."""
     stamp: str
+    """Changes when the file changes (date or checksum, as the store gives it)."""
 
 
 def find(patterns: Sequence[str], suffixes: tuple[str, ...] = ()) -> list[SourceFile]:
-    """The files that paths, folders, globs and URLs mean, sorted by name, each once.
+    """The files that paths, folders, globs (`**` for any depth) and URLs of those mean, sorted by name, each once.
 
-    Args:
-        patterns: files, folders (everything below), globs (`**` for any depth) or URLs of those.
-        suffixes: endings of the files to take from a folder; empty takes all.
+    Of a folder, all files below are taken, or those with one of the suffixes.
 
     Raises:
         DataError: a pattern matches nothing, or cannot be looked at.
@@ -102,10 +96,8 @@ def _remote(pattern: str, suffixes: tuple[str, ...]) -> dict[str, tuple[int, str
 
 
 def _remote_stamp(info: dict[str, Any]) -> str:
-    for key in ("ETag", "etag", "md5Hash", "blob_id", "LastModified", "mtime", "created"):
-        if info.get(key):
-            return str(info[key])
-    return ""
+    keys = ("ETag", "etag", "md5Hash", "blob_id", "LastModified", "mtime", "created")
+    return next((str(info[key]) for key in keys if info.get(key)), "")
 
 
 def _filesystem(url: str) -> tuple[Any, str]:
@@ -120,11 +112,7 @@ def _filesystem(url: str) -> tuple[Any, str]:
 
 
 def open_binary(url: str) -> IO[bytes]:
-    """Open a path or URL for reading bytes.
-
-    Raises:
-        DataError: it cannot be opened.
-    """
+    """Open a path or URL for reading bytes; DataError where it cannot be opened."""
     try:
         if "://" not in url:
             return open(url, "rb")
@@ -135,11 +123,7 @@ def open_binary(url: str) -> IO[bytes]:
 
 
 def read_bytes(url: str) -> bytes:
-    """All bytes behind a path or URL.
-
-    Raises:
-        DataError: it cannot be read.
-    """
+    """All bytes behind a path or URL; DataError where it cannot be read."""
     try:
         with open_binary(url) as stream:
             return stream.read()
@@ -153,8 +137,7 @@ def open_decompressed(url: str) -> IO[bytes]:
     """Open for reading, decompressing .gz and .zst on the way.
 
     Raises:
-        DataError: it cannot be opened, or it is .zst without the package for it; on reading, it is not
-            zstandard data.
+        DataError: it cannot be opened or decompressed, or it is .zst without the package for that.
     """
     raw = open_binary(url)
     if url.endswith(".gz"):
@@ -162,19 +145,12 @@ def open_decompressed(url: str) -> IO[bytes]:
 
         return gzip.open(raw)  # type: ignore[return-value]
     if url.endswith(".zst"):
-        try:
-            import zstandard
-        except ImportError as error:
-            raise DataError(f"{url} needs the package zstandard: pip install 'looped-lm[data]'") from error
-        return io.BufferedReader(_Zstandard(raw, url, zstandard))
+        return io.BufferedReader(_Zstandard(raw, url, import_extra("zstandard", f"{url} needs")))
     return raw
 
 
 class _Zstandard(io.RawIOBase):
-    """Decompressed bytes of a stream of zstandard frames.
-
-    The library's own reader takes a truncated stream for a complete one; this one raises EOFError.
-    """
+    """Decompressed bytes of a stream; the library's own reader takes a truncated one for complete."""
 
     def __init__(self, raw: IO[bytes], url: str, library: Any) -> None:
         self._raw = raw

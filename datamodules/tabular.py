@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from datamodules.corpora import Corpus, FileCorpus, Unit, checked_paths
-from datamodules.errors import DataError
+from datamodules.errors import DataError, import_extra
 from datamodules.files import SourceFile, find, open_binary, open_decompressed
 
 _UNIT_BYTES = 32_000_000
@@ -16,11 +16,7 @@ _UNIT_ROWS = 10_000
 
 
 def _text_of(record: Any, key: str, where: str) -> str:
-    """The text of one record; "" where it is null.
-
-    Raises:
-        DataError: the record has no such key (the message names those it has), or the value is not a text.
-    """
+    """The text of one record; "" where it is null."""
     if not isinstance(record, dict):
         raise DataError(f"{where}: expected a JSON object, found {type(record).__name__}")
     if key not in record:
@@ -36,12 +32,11 @@ def _text_of(record: Any, key: str, where: str) -> str:
 class JSONLines(FileCorpus):
     """JSON lines, one object per line and one document per object; plain, .gz or .zst (extra `data`).
 
-    Plain files are cut into units of 32 MB at line ends. A compressed file is one unit, and the worker that
-    reads it holds its tokens in memory: several files of some hundred MB are better than one of many GB.
+    Plain files are cut into units of 32 MB at line ends. A compressed file is one unit, whose tokens one worker
+    holds in memory: several files of some hundred MB are better than one of many GB.
 
     Args:
-        paths: files, folders (all .jsonl, .ndjson and .json below, compressed or not), globs, or URLs of
-            those.
+        paths: files, folders (all .jsonl, .ndjson and .json below, compressed or not), globs, or their URLs.
         text_key: the key that holds the text; null counts as an empty document.
 
     Raises:
@@ -115,8 +110,8 @@ class ParquetFiles(FileCorpus):
         text_column: the column that holds the text; null counts as an empty document.
 
     Raises:
-        DataError: `paths` is empty or not a list; on use, a path matches nothing, pyarrow is not installed, a
-            file is not parquet, or it has no such column (the message names those it has) or no texts in it.
+        DataError: `paths` is empty or not a list; on use, a path matches nothing, pyarrow is not installed, or a
+            file is not parquet or has no such column of texts.
     """
 
     name = "parquet"
@@ -158,11 +153,8 @@ class ParquetFiles(FileCorpus):
                     yield text.as_py() or ""
 
     def _opened(self, file: SourceFile) -> Any:
-        try:
-            import pyarrow
-            import pyarrow.parquet
-        except ImportError as error:
-            raise DataError("parquet needs the package pyarrow: pip install 'looped-lm[data]'") from error
+        pyarrow = import_extra("pyarrow", "parquet needs")
+        import_extra("pyarrow.parquet", "parquet needs")
         try:
             table = pyarrow.parquet.ParquetFile(open_binary(file.url))
         except pyarrow.ArrowException as error:
@@ -190,8 +182,7 @@ def _groups(sizes: list[int]) -> Iterator[tuple[int, int]]:
 class HuggingFaceDataset(Corpus):
     """A dataset of the Hugging Face hub, or a local folder in its layout (extra `data`).
 
-    The `datasets` library downloads the whole dataset into its own cache. To read data without a copy, give
-    `ParquetFiles` an hf:// URL.
+    The whole dataset is downloaded into a cache. To read without a copy, give `ParquetFiles` an hf:// URL.
 
     Args:
         path: name such as `HuggingFaceFW/fineweb-edu`, or a folder.
@@ -251,12 +242,7 @@ class HuggingFaceDataset(Corpus):
     def _dataset(self) -> Any:
         if self._loaded is not None:
             return self._loaded
-        try:
-            import datasets
-        except ImportError as error:
-            raise DataError(
-                "Hugging Face datasets need the package datasets: pip install 'looped-lm[data]'"
-            ) from error
+        datasets = import_extra("datasets", "Hugging Face datasets need")
         try:
             loaded = datasets.load_dataset(self.path, self.config, split=self.split, revision=self.revision)
         except Exception as error:  # many types: unknown names, no network, bad layouts

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from datamodules.errors import DataError
+from datamodules.errors import DataError, import_extra
 from datamodules.files import read_bytes
 from datamodules.tokenizers import Ids, JSONTokenizer, Tokenizer, json_backend
 
@@ -19,12 +19,11 @@ class FileTokenizer(JSONTokenizer):
 
     Args:
         path: the file.
-        bos_token: the token to put before documents, as text. None: the first of the usual names that the
-            file has, out of <s>, <|bos|>, <bos>, <|begin_of_text|>, [BOS], <|endoftext|> and [CLS].
+        bos_token: the token to put before documents, as text. None: the first that the file has out of <s>,
+            <|bos|>, <bos>, <|begin_of_text|>, [BOS], <|endoftext|> and [CLS].
 
     Raises:
-        DataError: the file is missing or not a tokenizer.json, or it has no such BOS token (the message names
-            its special tokens).
+        DataError: the file is missing or not a tokenizer.json, or it has no such BOS token.
     """
 
     _USUAL = ("<s>", "<|bos|>", "<bos>", "<|begin_of_text|>", "[BOS]", "<|endoftext|>", "[CLS]")
@@ -79,7 +78,7 @@ class HubTokenizer(FileTokenizer):
     """
 
     def __init__(self, repository: str, revision: str | None = None, bos_token: str | None = None) -> None:
-        # Installed with the tokenizers library; imported here because that takes a while.
+        # Comes with the tokenizers library; takes a while to import.
         from huggingface_hub import hf_hub_download
 
         try:
@@ -94,9 +93,6 @@ class HubTokenizer(FileTokenizer):
 
 class SentencePieceTokenizer(Tokenizer):
     """A sentencepiece .model, such as that of Llama 2 (extra `data`).
-
-    Args:
-        path: the file.
 
     Raises:
         DataError: the file is missing or not a model, has no BOS piece, or sentencepiece is not installed.
@@ -114,12 +110,7 @@ class SentencePieceTokenizer(Tokenizer):
             )
 
     def _open(self) -> Any:
-        try:
-            import sentencepiece
-        except ImportError as error:
-            raise DataError(
-                f"{self.path} needs the package sentencepiece: pip install 'looped-lm[data]'"
-            ) from error
+        sentencepiece = import_extra("sentencepiece", f"{self.path} needs")
         try:
             return sentencepiece.SentencePieceProcessor(model_proto=self._content)
         except Exception as error:  # the library raises RuntimeError or its own types by version

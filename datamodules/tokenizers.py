@@ -1,8 +1,4 @@
-"""How text becomes token ids: the base class of tokenizers, and those that need no file (see tokenizer_files.py).
-
-A tokenizer knows its vocabulary size from the start, so that a model can be built before any data is read. One
-that is trained on the corpus (`needs_training`) gets its documents later, during preparation.
-"""
+"""How text becomes token ids: the base class of tokenizers, and those that need no file (see tokenizer_files.py)."""
 
 from __future__ import annotations
 
@@ -33,11 +29,11 @@ class Tokenizer(ABC):
     """
 
     vocab_size: int
-    """Ids are in [0, vocab_size). Known at construction; an upper bound for a tokenizer that is trained."""
+    """Ids are in [0, vocab_size). Known at construction, before any data; an upper bound where `train` is needed."""
     bos_id: int
     """The id put before every document; no text gives it."""
     needs_training: bool = False
-    """Whether `train` must be called before anything can be encoded."""
+    """Whether `train` must be called before anything can be encoded; preparation does so."""
     train_characters: int = 0
     """Characters of training documents that `train` gets; 0 where nothing is trained."""
 
@@ -110,8 +106,7 @@ class JSONTokenizer(Tokenizer):
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         backend = self._ready()
-        # Unless told what to do, the backend's thread pool warns at every later fork. The workers of a
-        # preparation set this to "false", since they already are the parallelism.
+        # Otherwise the thread pool warns at every later fork. The workers of a preparation set "false" before.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
         encodings = backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.asarray(encoding.ids, dtype=np.int64) for encoding in encodings]
@@ -141,8 +136,8 @@ class BPETokenizer(JSONTokenizer):
 
     Args:
         vocab_size: number of ids at most, with BOS and the 256 bytes; a small corpus may give fewer.
-        train_characters: characters of training documents to learn from. They are taken from units of the
-            corpus in a seeded order until the number is reached: more of them cost more time than they gain.
+        train_characters: characters of training documents to learn from, taken from units of the corpus in a
+            seeded order. More of them cost more time than they gain.
 
     Raises:
         DataError: vocab_size is below 257, or train_characters is below 1.
@@ -199,11 +194,7 @@ class BPETokenizer(JSONTokenizer):
 
 
 def json_backend(path: Path, content: bytes) -> Backend:
-    """The backend that a tokenizer.json holds; `path` is for messages.
-
-    Raises:
-        DataError: it is not a tokenizer.json.
-    """
+    """The backend that a tokenizer.json holds; DataError, which names `path`, where it is something else."""
     from tokenizers import Tokenizer as Backend
 
     try:
@@ -213,11 +204,7 @@ def json_backend(path: Path, content: bytes) -> Backend:
 
 
 def load_tokenizer(folder: Path, settings: dict[str, Any]) -> Tokenizer:
-    """The tokenizer stored in a prepared folder; `settings` as in its manifest.
-
-    Raises:
-        DataError: its class cannot be found.
-    """
+    """The tokenizer stored in a prepared folder, `settings` as in its manifest; DataError: its class is not found."""
     class_path = settings["class_path"]
     module, _, name = class_path.rpartition(".")
     try:
