@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,24 +76,20 @@ def parser() -> argparse.ArgumentParser:
 
 
 def make_corpus(arguments: argparse.Namespace) -> Corpus:
-    """The corpus that --source means.
-
-    Raises:
-        DataError: there are sources of different kinds, or an option that the kind does not have.
-    """
+    """The corpus that --source means."""
     from datamodules.corpora import StdlibCorpus, TextFiles
     from datamodules.tabular import HuggingFaceDataset, JSONLines, ParquetFiles
 
-    sources, key = arguments.source, arguments.text_key
-    endings = {JSONLines.SUFFIXES: "JSON lines", (".parquet",): "parquet"}
-
     def kind_of(source: str) -> str:
-        if source == "stdlib":
-            return "stdlib"
         if source.startswith("dataset:"):
             return "a dataset"
-        return next((kind for ending, kind in endings.items() if source.endswith(ending)), "text files")
+        if source.endswith(JSONLines.SUFFIXES):
+            return "JSON lines"
+        if source.endswith(".parquet"):
+            return "parquet"
+        return "stdlib" if source == "stdlib" else "text files"
 
+    sources, key = arguments.source, arguments.text_key
     kind, *others = sorted({kind_of(source) for source in sources})
     if others:
         raise DataError(
@@ -117,11 +112,7 @@ def make_corpus(arguments: argparse.Namespace) -> Corpus:
 
 
 def make_tokenizer(arguments: argparse.Namespace) -> Tokenizer:
-    """The tokenizer that --tokenizer means.
-
-    Raises:
-        DataError: it has none of the known forms, or its file is missing or damaged.
-    """
+    """The tokenizer that --tokenizer means."""
     from datamodules.tokenizer_files import FileTokenizer, HubTokenizer, SentencePieceTokenizer
     from datamodules.tokenizers import BPETokenizer, ByteTokenizer
 
@@ -145,7 +136,7 @@ def make_tokenizer(arguments: argparse.Namespace) -> Tokenizer:
 
 
 def run_prepare(arguments: argparse.Namespace) -> int:
-    """Prepare a folder and say what it holds; returns the exit status."""
+    """Prepare a folder and say what it holds."""
     import dataclasses
 
     from datamodules.prepare import prepare
@@ -162,18 +153,31 @@ def run_prepare(arguments: argparse.Namespace) -> int:
 
 
 def run_inspect(arguments: argparse.Namespace) -> int:
-    """Say what a folder holds, and show some of its rows; returns the exit status."""
+    """Say what a folder holds, and show rows as text, each under the places where its documents begin."""
     from datamodules import manifest as manifests
+    from datamodules.storage import Rows
+    from datamodules.tokenizers import load_tokenizer
 
-    manifest = manifests.read(arguments.folder)
-    print(summary(arguments.folder, manifest))
-    for line in shown_rows(arguments.folder, manifest, arguments.part, arguments.start, arguments.rows):
-        print(line)
+    folder, split, start, count = arguments.folder, arguments.part, arguments.start, arguments.rows
+    manifest = manifests.read(folder)
+    print(summary(folder, manifest))
+    available = manifest["splits"][split]["rows"]
+    if count < 0 or not 0 <= start < available:
+        raise DataError(
+            f"--start {start} --rows {count}: {split} has rows 0 to {available - 1}; give some of those"
+        )
+    tokenizer = load_tokenizer(folder, manifest["tokenizer"]["settings"])
+    rows = Rows(folder / split, manifest["settings"]["seq_len"] + 1, available)
+    for number in range(start, min(start + count, available)):
+        row = rows[number]
+        begins = [i for i, token in enumerate(row) if token == tokenizer.bos_id]
+        print(f"--- {split} row {number}: documents begin at {begins or 'none'}")
+        print(tokenizer.decode(row.tolist()))
     return 0
 
 
 def run_verify(arguments: argparse.Namespace) -> int:
-    """Compare a folder with its manifest; returns the exit status, 1 when anything differs."""
+    """Compare a folder with its manifest; exit status 1 when anything differs."""
     from datamodules import manifest as manifests
 
     manifest = manifests.read(arguments.folder)
@@ -211,29 +215,6 @@ def summary(folder: Path, manifest: dict[str, Any]) -> str:
     if manifest["documents_empty"]:
         lines.append(f"  left out   {manifest['documents_empty']:,} documents without a token")
     return "\n".join(lines)
-
-
-def shown_rows(folder: Path, manifest: dict[str, Any], split: str, start: int, count: int) -> Iterator[str]:
-    """Rows as text, each under a heading with its number and the places where its documents begin.
-
-    Raises:
-        DataError: there are no such rows.
-    """
-    from datamodules.storage import Rows
-    from datamodules.tokenizers import load_tokenizer
-
-    available = manifest["splits"][split]["rows"]
-    if count < 0 or not 0 <= start < available:
-        raise DataError(
-            f"--start {start} --rows {count}: {split} has rows 0 to {available - 1}; give some of those"
-        )
-    tokenizer = load_tokenizer(folder, manifest["tokenizer"]["settings"])
-    rows = Rows(folder / split, manifest["settings"]["seq_len"] + 1, available)
-    for number in range(start, min(start + count, available)):
-        row = rows[number]
-        begins = [i for i, token in enumerate(row) if token == tokenizer.bos_id]
-        yield f"--- {split} row {number}: documents begin at {begins or 'none'}"
-        yield tokenizer.decode(row.tolist())
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import glob
-import itertools
 import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock, Timeout
+from filelock import AcquireReturnProxy, FileLock, Timeout
 from tqdm.auto import tqdm
 
 from datamodules import manifest as manifests
@@ -25,6 +24,7 @@ from datamodules.recipe import PrepareSettings, differ, recipe, sha256_of
 from datamodules.stages import (
     SPLITS,
     Job,
+    Summary,
     clean,
     document_digest,
     is_validation,
@@ -159,72 +159,59 @@ def _training_documents(job: Job, units: list[Unit], progress: bool) -> Iterator
                     return
 
 
-def _tokenize(job: Job, units: list[Unit], workers: int, progress: bool) -> list[dict[str, Any]]:
-    calls = {job.unit_marker(index): (job, unit, index) for index, unit in enumerate(units)}
-    todo = [index for index, marker in enumerate(calls) if not marker.exists()]
+def _tokenize(job: Job, units: list[Unit], workers: int, progress: bool) -> list[Summary]:
+    summaries = [read_marker(job.unit_marker(index)) for index in range(len(units))]
+    todo = [index for index, summary in enumerate(summaries) if summary is None]
     begin = time.perf_counter()
-    with _quiet_threads():
-        sources = _summaries(tokenize_unit, calls, workers, "tokenize", "part", "tokens", progress)
+    with _bar("tokenize", "part", progress, len(units), len(todo)) as bar, _quiet_threads():
+        calls = [(index, (job, units[index], index)) for index in todo]
+        for index, summary in run_jobs(tokenize_unit, calls, workers):
+            summaries[index] = summary
+            bar.update()
+            bar.set_postfix_str(f"{sum(s['tokens'] for s in summaries if s):,} tokens")
+    finished = [summary for summary in summaries if summary is not None]
     if progress and todo:
         seconds = time.perf_counter() - begin
-        tokens, work, tokenizer = (
-            sum(sources[index][key] for index in todo)
-            for key in ("tokens", "seconds", "seconds_in_tokenizer")
-        )
+        done = [finished[index] for index in todo]
+        tokens = sum(summary["tokens"] for summary in done)
+        share = sum(s["seconds_in_tokenizer"] for s in done) / sum(s["seconds"] for s in done)
         tqdm.write(
             f"tokenized {tokens:,} tokens in {seconds:.1f} s: {tokens / seconds:,.0f} tokens/s, "
-            f"{tokenizer / work:.0%} of the work in the tokenizer",
+            f"{share:.0%} of the work in the tokenizer",
             file=sys.stderr,
         )
-    if not sum(source["documents"] for source in sources):
-        empty = sum(source["empty"] for source in sources)
+    if not sum(summary["documents"] for summary in finished):
+        empty = sum(summary["empty"] for summary in finished)
         raise DataError(
             f"the corpus {job.corpus.name} gave no document with any text ({empty} empty ones): "
             f"{job.corpus.settings()}"
         )
-    return sources
+    return finished
 
 
-def _pack(
-    job: Job, sources: list[dict[str, Any]], workers: int, progress: bool
-) -> dict[str, list[dict[str, Any]]]:
+def _pack(job: Job, sources: list[Summary], workers: int, progress: bool) -> dict[str, list[Summary]]:
     total = sum(source["tokens"] for source in sources)
     share = {"train": 1.0 - job.settings.val_fraction, "val": job.settings.val_fraction}
     # From the expected sizes, not the actual ones: any function of the data will do that ignores the workers.
     num_shards = {split: max(1, round(total * share[split] / SHARD_TOKENS)) for split in SPLITS}
-    calls = {
-        job.shard_marker(split, shard): (job, split, shard, num_shards[split], len(sources))
-        for split in SPLITS
-        for shard in range(num_shards[split])
-    }
-    # A process takes seconds to start, since litdata loads torch: too long for one shard per split.
-    workers = workers if len(calls) > len(SPLITS) else 1
-    shards = iter(_summaries(pack_shard, calls, workers, "pack", "shard", "rows", progress))
-    return {split: list(itertools.islice(shards, num_shards[split])) for split in SPLITS}
-
-
-def _summaries(
-    function: Callable[..., dict[str, Any]],
-    calls: dict[Path, tuple[Any, ...]],
-    workers: int,
-    what: str,
-    unit: str,
-    counted: str,
-    progress: bool,
-) -> list[dict[str, Any]]:
-    """The summaries of all calls, by their markers; only those without a marker are made."""
-    summaries = {marker: read_marker(marker) for marker in calls}
-    todo = [(marker, arguments) for marker, arguments in calls.items() if summaries[marker] is None]
-    done = len(calls) - len(todo)
-    with tqdm(desc=what, total=len(calls), initial=done, unit=unit, disable=not progress) as bar:
-        for marker, summary in run_jobs(function, todo, workers):
-            summaries[marker] = summary
+    places = [(split, shard) for split in SPLITS for shard in range(num_shards[split])]
+    summaries = {place: read_marker(job.shard_marker(*place)) for place in places}
+    todo = [place for place, summary in summaries.items() if summary is None]
+    with _bar("pack", "shard", progress, len(places), len(todo)) as bar:
+        calls = [(place, (job, *place, num_shards[place[0]], len(sources))) for place in todo]
+        # A process takes seconds to start, since litdata loads torch: too long for one shard per split.
+        for place, summary in run_jobs(pack_shard, calls, workers if len(places) > len(SPLITS) else 1):
+            summaries[place] = summary
             bar.update()
-            bar.set_postfix_str(f"{sum(s[counted] for s in summaries.values() if s):,} {counted}")
-    return [summary for summary in summaries.values() if summary is not None]
+            bar.set_postfix_str(f"{sum(s['rows'] for s in summaries.values() if s):,} rows")
+    return {split: [summaries[split, i] or {} for i in range(num_shards[split])] for split in SPLITS}
 
 
-def _finish(job: Job, sources: list[dict[str, Any]], shards: dict[str, list[dict[str, Any]]]) -> None:
+def _bar(what: str, unit: str, progress: bool, total: int, todo: int) -> Any:
+    return tqdm(desc=what, unit=unit, total=total, initial=total - todo, disable=not progress)
+
+
+def _finish(job: Job, sources: list[Summary], shards: dict[str, list[Summary]]) -> None:
     for split in SPLITS:
         chunks = [chunk for part in shards[split] for chunk in part["chunks"]]
         if not chunks:
@@ -247,21 +234,16 @@ def _finish(job: Job, sources: list[dict[str, Any]], shards: dict[str, list[dict
     manifests.write(job.work, corpus, job.tokenizer, job.settings, sources, shards, counts)
 
 
-@contextmanager
-def _locked(out: Path, progress: bool) -> Iterator[None]:
+def _locked(out: Path, progress: bool) -> AcquireReturnProxy:
     lock = FileLock(f"{out}.lock")
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         try:
-            lock.acquire(timeout=0)
+            return lock.acquire(timeout=0)
         except Timeout:
             if progress:
                 tqdm.write(f"another process is preparing {out}: waiting for it", file=sys.stderr)
-            lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+            return lock.acquire()
 
 
 @contextmanager

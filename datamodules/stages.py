@@ -31,6 +31,8 @@ from datamodules.tokenizers import Tokenizer
 from fitting.records import write_bytes_atomically
 
 SPLITS = ("train", "val")
+Summary = dict[str, Any]
+"""What a job says of itself: counts, hashes, chunks."""
 _BATCH_CHARACTERS = 1_000_000
 
 
@@ -78,7 +80,7 @@ def shuffle_key(digest: bytes, seed: int, unit: int, position: int) -> int:
     return int.from_bytes(hashlib.blake2b(place + digest, digest_size=8).digest(), "big")
 
 
-def tokenize_unit(job: Job, unit: Unit, index: int) -> dict[str, Any]:
+def tokenize_unit(job: Job, unit: Unit, index: int) -> Summary:
     """Stage 1 for one unit; returns its summary."""
     begin = time.perf_counter()
     in_tokenizer = 0.0
@@ -142,7 +144,7 @@ def _batches(documents: Iterator[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def pack_shard(job: Job, split: str, shard: int, num_shards: int, num_units: int) -> dict[str, Any]:
+def pack_shard(job: Job, split: str, shard: int, num_shards: int, num_units: int) -> Summary:
     """Stage 2 for one shard; returns its summary."""
     flat, lengths = _gather(job, split, shard, num_shards, num_units)
     documents = len(lengths)
@@ -226,14 +228,14 @@ def cut(
     return np.concatenate(pieces), np.array([len(piece) for piece in pieces], np.int64)
 
 
-def _write_marker(path: Path, summary: dict[str, Any], **arrays: NDArray[Any]) -> None:
+def _write_marker(path: Path, summary: Summary, **arrays: NDArray[Any]) -> None:
     content = io.BytesIO()
     packed = np.frombuffer(json.dumps(summary).encode(), np.uint8)
     np.savez(content, summary=packed, **arrays)  # type: ignore[arg-type]  # stub mistakes the arrays for allow_pickle
     write_bytes_atomically(path, content.getvalue())
 
 
-def read_marker(path: Path) -> dict[str, Any] | None:
+def read_marker(path: Path) -> Summary | None:
     """The summary of a finished job, or None where the job is not finished."""
     if not path.exists():
         return None

@@ -37,11 +37,7 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
 
 def file_sha256(path: Path) -> str:
     """SHA-256 (hex) of a file's content."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @contextmanager

@@ -76,21 +76,17 @@ class JSONLines(FileCorpus):
         file, begin, end = unit.content
         try:
             with open_decompressed(file.url) as stream:
+                position = number = 0
                 if begin:
-                    # A line belongs to the part in which it begins: skip what the part before reads to its end.
+                    # A line belongs to the part in which it begins.
                     stream.seek(begin - 1)
-                    stream.readline()
-                position = stream.tell() if begin else 0
-                number = 0
-                while end is None or position < end:
-                    line = stream.readline()
-                    if not line:
-                        return
+                    position = begin - 1 + len(stream.readline())
+                while (end is None or position < end) and (line := stream.readline()):
                     number += 1
-                    where = f"{file.name}, line {number}" + (f" after byte {begin}" if begin else "")
                     position += len(line)
                     if not line.strip():
                         continue
+                    where = f"{file.name}, line {number}" + (f" after byte {begin}" if begin else "")
                     try:
                         record = json.loads(line)
                     except ValueError as error:

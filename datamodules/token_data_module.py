@@ -148,38 +148,34 @@ class TokenDataModule(LightningDataModule):
             self._position_trainer = self.trainer
             self._loaded_by_hand = False
 
-    def _split(self, split: str) -> dict[str, Any]:
+    def _opened(self) -> dict[str, Any]:
         if not self.manifest:
             raise DataError("the data is not open yet: call prepare_data() and setup() first")
-        return self.manifest["splits"][split]
+        return self.manifest
 
     @property
     def manifest_hash(self) -> str:
         """SHA-256 that names the prepared data."""
-        self._split("train")
-        return self.manifest["hash"]
+        return self._opened()["hash"]
 
     @property
     def tokenizer_name(self) -> str:
         """Name of the tokenizer that the data was prepared with."""
-        self._split("train")
-        return self.manifest["tokenizer"]["name"]
+        return self._opened()["tokenizer"]["name"]
 
     @property
     def unique_tokens(self) -> int:
         """Number of training targets in the data: rows · T, the tokens of one epoch."""
-        return self._split("train")["rows"] * self.seq_len
+        return self._opened()["splits"]["train"]["rows"] * self.seq_len
 
     @property
     def val_unigram_entropy(self) -> float:
         """Entropy (nats/token) of the unigram distribution of all validation targets."""
-        self._split("val")
-        return self.manifest["val_unigram_entropy"]
+        return self._opened()["val_unigram_entropy"]
 
     def load_tokenizer(self) -> Tokenizer:
         """The tokenizer that the data was prepared with, ready to encode and decode."""
-        self._split("train")
-        return load_tokenizer(self._data.folder, self.manifest["tokenizer"]["settings"])
+        return load_tokenizer(self._data.folder, self._opened()["tokenizer"]["settings"])
 
     # ---- position
 
@@ -207,7 +203,7 @@ class TokenDataModule(LightningDataModule):
 
     def epoch_of(self, row: int) -> int:
         """How often the training data has been read through when the row counter is at `row`."""
-        return row // self._split("train")["rows"]
+        return row // self._opened()["splits"]["train"]["rows"]
 
     def state_dict(self) -> dict[str, Any]:
         """The position and what it refers to, in plain types."""
@@ -245,8 +241,7 @@ class TokenDataModule(LightningDataModule):
     # ---- dataloaders
 
     def _loader(self, split: str, batches: Iterable[list[int]]) -> DataLoader[Any]:
-        self._split(split)
-        rows = self._data.rows(self.manifest, split)
+        rows = self._data.rows(self._opened(), split)
         # Without a generator, a DataLoader draws from the global random state and so changes what comes after.
         generator = torch.Generator().manual_seed(self.seed)
         return DataLoader(
@@ -268,7 +263,7 @@ class TokenDataModule(LightningDataModule):
         return self._loader("train", batches)
 
     def _validation_loader(self, num_rows: int) -> DataLoader[Any]:
-        available = self._split("val")["rows"]
+        available = self._opened()["splits"]["val"]["rows"]
         used = min(num_rows, available)
         if used < self._world_size:
             raise DataError(

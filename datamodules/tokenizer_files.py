@@ -33,15 +33,15 @@ class FileTokenizer(JSONTokenizer):
         self._content = _content_of(self.path)
         backend = json_backend(self.path, self._content)
         vocabulary = backend.get_vocab(with_added_tokens=True)
-        candidates = [bos_token] if bos_token is not None else [t for t in self._USUAL if t in vocabulary]
-        if not candidates or candidates[0] not in vocabulary:
+        wanted = self._USUAL if bos_token is None else (bos_token,)
+        found = [token for token in wanted if token in vocabulary]
+        if not found:
             special = sorted(t.content for t in backend.get_added_tokens_decoder().values())
-            wanted = repr(bos_token) if bos_token is not None else "any of " + " ".join(self._USUAL)
             raise DataError(
-                f"{self.path} has no BOS token {wanted}; name one by bos_token. Its special tokens are: "
-                f"{', '.join(special[:20]) or 'none'}"
+                f"{self.path} has no BOS token {' or '.join(map(repr, wanted))}; name one by bos_token. Its "
+                f"special tokens are: {', '.join(special[:20]) or 'none'}"
             )
-        self.bos_token: str = candidates[0]
+        self.bos_token = found[0]
         self.bos_id = vocabulary[self.bos_token]
         self.vocab_size = max(vocabulary.values()) + 1
         self.adopt(backend)

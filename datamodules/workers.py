@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.context import BaseContext
 from typing import Any, TypeVar
 
 from datamodules.errors import DataError
@@ -28,7 +27,12 @@ def run_jobs(
         for name, arguments in calls:
             yield name, function(*arguments)
         return
-    pool = ProcessPoolExecutor(min(workers, len(calls)), mp_context=_context(), initializer=_start_worker)
+    # Not forked from this process, which may hold a GPU, threads and locks.
+    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+    context = multiprocessing.get_context(method)
+    if method == "forkserver":
+        context.set_forkserver_preload(["datamodules.stages", "litdata"])
+    pool = ProcessPoolExecutor(min(workers, len(calls)), mp_context=context, initializer=_start_worker)
     try:
         futures = {pool.submit(function, *arguments): name for name, arguments in calls}
         for future in as_completed(futures):
@@ -40,15 +44,6 @@ def run_jobs(
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _context() -> BaseContext:
-    """Fork workers from a clean server, since this process may hold a GPU, threads and locks; else spawn them."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["datamodules.stages", "litdata"])
-    return context
 
 
 def _start_worker() -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datamodules.errors import DataError
 from datamodules.position import EndlessBatches, RowOrder, ShardedBatches
 
 
@@ -51,17 +49,6 @@ def test_windows_bound_how_many_chunks_are_read_at_once():
     assert all(len(window) == 3 for window in windows)
     # Chunks themselves are shuffled too.
     assert chunks[:30] != sorted(chunks[:30]) and {0, 1, 2} not in windows
-
-
-def test_epoch_counts_how_often_the_data_wrapped():
-    order = RowOrder([4], 0)
-    assert [order.epoch_of(row) for row in (0, 3, 4, 8)] == [0, 0, 1, 2]
-
-
-@pytest.mark.parametrize(("chunks", "seed", "message"), [([], 0, "no rows"), ([3], -1, "negative")])
-def test_nonsense_is_refused(chunks, seed, message):
-    with pytest.raises(DataError, match=message):
-        RowOrder(chunks, seed)
 
 
 @given(start=st.integers(0, 50), batch=st.integers(1, 4), steps=st.integers(1, 6))
