@@ -1,9 +1,8 @@
 """Text -> packed rows of tokens -> batches.
 
 `corpora` and `tabular` read documents, `tokenizers` and `tokenizer_files` turn them into ids, `prepare` packs
-these into rows on disk (`stages`, `packing`, `storage`) under a `manifest`, and `token_data_module` reads the
-rows of `prepared` or `remote` data in the order that `position` gives.
-The public names load on first use (PEP 562), so that this package alone loads neither torch nor litdata.
+these into rows on disk, and `token_data_module` reads them in the order that `position` gives. The names below
+load on first use (PEP 562), since torch and litdata take seconds.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _RENAMED = {
 
 
 class _EarlierNames:
-    """Finder and loader that give the module of today under its earlier name: both hold the same classes."""
+    """Finder and loader that give today's module under its earlier name."""
 
     def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
         return importlib.machinery.ModuleSpec(name, self) if name in _RENAMED else None  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Where documents come from: the base class of corpora, and corpora of plain files (tabular.py has the others)."""
+"""Where documents come from: the base class of corpora, and corpora of plain files (others: tabular.py)."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ class Unit:
 class Corpus(ABC):
     """Base of all corpora: subclass it and name your class by class_path.
 
-    A corpus is cut into units, of which each is read by one worker, and again after an interruption. So a subclass
-    must be picklable and give the same units and documents each time, whoever reads them. It should raise
-    DataError where the user can mend what is wrong with a source.
+    It is cut into units, which worker processes share out. So it must be picklable and give the same units and
+    documents each time. It should raise DataError where the user can mend what is wrong with a source.
     """
 
     @property
@@ -53,7 +52,7 @@ class Corpus(ABC):
 
     @abstractmethod
     def stamp(self) -> str:
-        """Text that changes when the sources do, found cheaply, as from sizes and dates; part of the cache key."""
+        """Text that changes with the sources, found cheaply, e.g. from sizes and dates; for the cache key."""
 
 
 class FileCorpus(Corpus):
@@ -99,9 +98,8 @@ class _OnePerFile(FileCorpus):
 class StdlibCorpus(_OnePerFile):
     """The source code of Python's standard library, which every machine has: about 1,800 files, 31 MB.
 
-    Its .py files, without those of installed packages, are sorted by path and decoded as Python does (PEP 263). The
-    few that cannot be decoded, which Python uses to test just that, are left out. The content depends on the
-    version of Python.
+    These are .py files sorted by path, without installed packages, decoded as Python does (PEP 263). The few that
+    cannot be decoded, by which Python tests just that, are left out. The version of Python decides the content.
     """
 
     name = "stdlib"

@@ -31,12 +31,10 @@ class SourceFile:
 
 
 def find(patterns: Sequence[str], suffixes: tuple[str, ...] = ()) -> list[SourceFile]:
-    """The files that paths, folders, globs (`**` for any depth) and URLs of those mean, sorted by name, each once.
+    """The files that paths, folders, globs and URLs of those mean, sorted by name, each once.
 
-    Of a folder, all files below are taken, or those with one of the suffixes.
-
-    Raises:
-        DataError: a pattern matches nothing, or cannot be looked at.
+    Of a folder, all files below are taken, or those with one of the suffixes. DataError: a pattern matches nothing,
+    or cannot be looked at.
     """
     found: dict[str, tuple[int, str]] = {}
     for pattern in patterns:
@@ -134,11 +132,7 @@ def read_bytes(url: str) -> bytes:
 
 
 def open_decompressed(url: str) -> IO[bytes]:
-    """Open for reading, decompressing .gz and .zst on the way.
-
-    Raises:
-        DataError: it cannot be opened or decompressed, or it is .zst without the package for that.
-    """
+    """Open for reading, decompressing .gz and .zst on the way; DataError where that is impossible."""
     raw = open_binary(url)
     if url.endswith(".gz"):
         import gzip

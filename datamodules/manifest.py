@@ -37,14 +37,9 @@ def write(
 ) -> None:
     """Put manifest.json together and write it atomically, readable for people, too.
 
-    Args:
-        folder: the folder that is described.
-        corpus_settings: where the documents came from; not hashed, since it may hold paths of this machine.
-        tokenizer: the trained one.
-        settings: the settings of the preparation.
-        sources: the summary of every unit, in order.
-        shards: the summaries of every split's shards, in order.
-        val_target_counts: how often each id is a target in the validation rows; (vocab_size,).
+    `sources` and `shards` are the summaries of all units and of every split's shards, in order; the counts say how
+    often each id is a target in the validation rows, (vocab_size,). The corpus is not hashed, since its settings
+    may hold paths of this machine.
     """
     splits: dict[str, Any] = {}
     for split, parts in shards.items():
@@ -102,11 +97,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def check_content(content: bytes, where: str) -> dict[str, Any]:
-    """The manifest in these bytes, its own hash checked; `where` is for messages.
-
-    Raises:
-        DataError: it is not JSON, has another format version, or was changed since it was written.
-    """
+    """The manifest in these bytes, its format and its own hash checked; `where` is for messages."""
     try:
         manifest = json.loads(content)
         version, stated = manifest["format"], manifest["hash"]
@@ -134,7 +125,7 @@ def check_files(
         folder: where the files are.
         manifest: what they are compared with.
         content: compare every chunk's hash, which reads all data, and not only its size.
-        chunks_may_miss: do not report chunks that are missing (remote data is fetched when it is read).
+        chunks_may_miss: accept that chunks are missing (remote data is fetched when it is read).
     """
     faults: list[str | None] = []
     for split, part in manifest["splits"].items():
@@ -165,7 +156,7 @@ def _fault(folder: Path, name: str, sha256: str | None, size: int | None = None)
 
 
 def _index_fault(folder: Path, split: str, chunks: list[dict[str, Any]]) -> str | None:
-    """What is wrong with litdata's index, which is not hashed, since its keys vary with litdata's version."""
+    """What is wrong with the index, which is not hashed, since its keys vary with litdata's version."""
     path = folder / split / "index.json"
     try:
         entries = json.loads(path.read_text())["chunks"]

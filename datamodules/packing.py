@@ -1,6 +1,6 @@
 """Best-fit packing of documents into rows of a fixed number of tokens (arXiv 2604.21106).
 
-Packing works on lengths alone: it says which document gives how many tokens to which row, and never sees a token.
+Packing works on lengths alone and never sees a token.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Segment = tuple[int, int]
 class _Buffer:
     """Documents that wait for a row, found by length in a time that does not depend on how many wait.
 
-    Each length up to `row_length` has a first-in-first-out queue, and bit n of `_present` says whether queue n
-    holds anything. Longer documents never fit and are cropped last: they are in a heap by (length, arrival).
+    Each length up to `row_length` has a first-in-first-out queue; bit n of `_present` says whether queue n holds
+    anything. Longer documents never fit and are cropped last: they are in a heap by (length, arrival).
     """
 
     def __init__(self, row_length: int) -> None:
@@ -65,15 +65,14 @@ def pack(lengths: Iterable[int], row_length: int, buffer_size: int = 1000) -> It
     The buffer is filled to `buffer_size` documents before each row. The row then takes the longest document
     that still fits, again and again. When none fits, the shortest one in the buffer is cropped to fill the
     row, and the rest of it is dropped. Of equal lengths the earliest arrival goes first. A last row that
-    cannot be filled is dropped. A buffer that runs empty within a row is refilled, of which the paper says nothing.
+    cannot be filled is dropped.
+
+    The paper does not say what happens when the buffer runs empty within a row: here it is refilled.
 
     Args:
         lengths: tokens per document, in order of arrival; each at least 1.
         row_length: tokens per row (sequence length + 1).
         buffer_size: documents that wait at once.
-
-    Raises:
-        DataError: a length, `row_length` or `buffer_size` is below 1.
     """
     check_at_least(1, row_length=row_length, packing_buffer=buffer_size)
     stream = enumerate(lengths)

@@ -1,7 +1,7 @@
 """The order of rows, and the endless batches drawn from it.
 
-The order is a pure function of the seed, the epoch of the data and the data's layout. A position in it is one
-integer, the global row counter, so the number of workers and of processes can change at a resume.
+The order is a pure function of seed, epoch and the data's layout. A position in it is one integer, the global
+row counter, so the number of workers and of processes can change at a resume.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 WINDOW_ROWS = 2**20
-"""Rows that are shuffled together. Smaller data is permuted as a whole. In larger data the chunks are permuted,
-and then the rows of neighbouring chunks up to this number: that takes little memory and reads remote data chunk
-by chunk."""
+"""Rows that are shuffled together. In larger data the chunks are permuted, and then the rows of neighbouring chunks
+up to this number: that takes little memory and reads remote data chunk by chunk."""
 
 
 def _permutation(size: int, *place: int) -> NDArray[np.int64]:
-    """Seeded permutation from raw generator output and a stable sort, which numpy promises never to change."""
+    """A permutation from raw generator output and a stable sort, which numpy promises never to change."""
     keys = np.random.Philox(np.random.SeedSequence(place)).random_raw(size)
     return np.argsort(keys, kind="stable")
 
@@ -79,9 +78,8 @@ class RowOrder:
 class EndlessBatches:
     """Endless batch sampler: this process's slice of every global micro-batch, from a position on.
 
-    Global micro-batch n covers the counters [start + n·B·W, start + (n+1)·B·W), and process k of W takes the
-    k-th B of them. So the rows of an optimizer step do not depend on how they are split over processes and
-    micro-batches.
+    Global micro-batch n covers the counters [start + n·B·W, start + (n+1)·B·W), and process k of W takes the k-th
+    B of them. So how a step is split over processes and micro-batches does not change its rows.
     """
 
     order: RowOrder

@@ -1,4 +1,4 @@
-"""How a corpus becomes packed rows on disk: restartable, and with the same result for any number of workers."""
+"""How a corpus becomes packed rows on disk: restartable, and the same for any number of workers."""
 
 from __future__ import annotations
 
@@ -65,12 +65,11 @@ def prepare(
         tokenizer: what turns them into ids; it is trained here where it needs that.
         settings: all else that decides the rows.
         out: the folder to create.
-        workers: number of processes; with 1 all work is done in this one (the tokenizer may still use threads).
+        workers: number of processes; with 1, all work is done in this one (the tokenizer may use threads).
         progress: show progress bars and a summary on stderr.
 
     Raises:
-        DataError: something is wrong with the sources or settings, `out` is something else, or the disk is full
-            or may not be written.
+        DataError: the sources or settings are wrong, `out` is something else, or it cannot be written.
     """
     check_at_least(1, workers=workers)
     out = Path(out).absolute()
@@ -192,7 +191,7 @@ def _tokenize(job: Job, units: list[Unit], workers: int, progress: bool) -> list
 def _pack(job: Job, sources: list[Summary], workers: int, progress: bool) -> dict[str, list[Summary]]:
     total = sum(source["tokens"] for source in sources)
     share = {"train": 1.0 - job.settings.val_fraction, "val": job.settings.val_fraction}
-    # From the expected sizes, not the actual ones: any function of the data will do that ignores the workers.
+    # From expected sizes, not actual ones: any function of the data will do that ignores the workers.
     num_shards = {split: max(1, round(total * share[split] / SHARD_TOKENS)) for split in SPLITS}
     places = [(split, shard) for split in SPLITS for shard in range(num_shards[split])]
     summaries = {place: read_marker(job.shard_marker(*place)) for place in places}

@@ -22,7 +22,7 @@ SMALL_BYTES = 2**28
 
 @dataclass(eq=False)
 class PreparedFolder:
-    """A folder written by `python -m datamodules prepare`, and what was asked for and is compared with it."""
+    """A prepared folder, and what was asked for, which is compared with it."""
 
     place: Path
     asked: dict[str, Any]
@@ -45,13 +45,12 @@ class PreparedFolder:
         return manifests.read(self.folder)["tokenizer"]["vocab_size"]
 
     def prepare(self, progress: bool) -> None:
-        """Do once per machine what must precede `open`: nothing for a folder that was prepared beforehand."""
+        """Do once per machine what must precede `open`; here there is nothing to do."""
 
     def open(self, vocab_size: int) -> dict[str, Any]:
-        """The manifest; `vocab_size` is the number of ids that the model has.
+        """The manifest, checked; `vocab_size` is the number of ids that the model has.
 
-        Raises:
-            DataError: the data is missing, damaged, or prepared with other settings than those asked for.
+        DataError: the data is missing, damaged, or prepared with other settings than those asked for.
         """
         manifest = manifests.read(self.folder)
         self._check_recipe(manifest, vocab_size)

@@ -1,4 +1,4 @@
-"""What decides prepared data: the settings, the recipe with corpus and tokenizer, and the hashes that name it."""
+"""What decides prepared data: settings, the recipe with corpus and tokenizer, and the hashes that name it."""
 
 from __future__ import annotations
 

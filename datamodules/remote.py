@@ -24,12 +24,9 @@ from fitting.records import write_bytes_atomically
 
 
 def mirror(url: str, cache: Path) -> Path:
-    """Copy all but the chunks of the prepared data at `url` into a folder of the cache, and return it.
+    """Copy all but the chunks of the prepared data at `url` into a folder of the cache, and return that.
 
-    The folder is named after the data's hash, so data that changes behind the URL gets another folder.
-
-    Raises:
-        DataError: there is no prepared data, or it cannot be read or copied.
+    It is named after the data's hash, so data that changes behind the URL gets another folder.
     """
     url = url.rstrip("/")
     content = read_bytes(f"{url}/{MANIFEST}")
@@ -46,7 +43,7 @@ def mirror(url: str, cache: Path) -> Path:
 
 
 class RemoteRows(Rows):
-    """Rows of the split at `url`, whose chunks (as in the manifest) come into the local `folder` when needed."""
+    """Rows of the split at `url`, whose chunks come into the local `folder` when one is first read."""
 
     def __init__(self, url: str, folder: Path, row_length: int, chunks: list[dict[str, Any]]) -> None:
         self._ends = list(itertools.accumulate(chunk["rows"] for chunk in chunks))

@@ -70,7 +70,7 @@ def document_digest(text: str) -> bytes:
 
 
 def is_validation(digest: bytes, val_fraction: float) -> bool:
-    """Whether the document is held out. Its content alone decides, so that all its copies are in one split."""
+    """Whether the document is held out. Its content decides, so all its copies are in one split."""
     return int.from_bytes(digest[:8], "big") < val_fraction * 2.0**64
 
 
@@ -211,8 +211,8 @@ def cut(
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Cut documents longer than a row into pieces of at most a row, each beginning with BOS.
 
-    `flat` has the tokens of all documents one after another, each beginning with BOS, and `lengths` says how many
-    each has. The result has the pieces in the same form.
+    `flat` has the tokens of all documents one after another, each beginning with BOS; `lengths` has their
+    numbers. The result has the same form.
     """
     if not len(lengths):
         return flat, lengths

@@ -1,6 +1,6 @@
 """Rows on disk, in litdata's chunk format: written shard by shard, read by row number.
 
-The order is ours (position.py): litdata's depends on the number of workers, and its resume does not survive epochs.
+The order is ours (position.py): litdata's depends on the workers, and its resume does not survive epochs.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from litdata import StreamingDataset
 
 CHUNK_BYTES = 16 * 2**20
-"""Target size of a chunk. It suits object storage (few requests) and `verify`, which names the damaged chunk; a row
-takes about 50 us to read at random whatever the size (measured)."""
+"""Target size of a chunk: few requests to object storage, and `verify` names the damaged one. A random row takes
+about 50 us whatever the size (measured)."""
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -124,18 +124,14 @@ class Rows:
         return {**self.__dict__, "_dataset": None}
 
     def __getitem__(self, row: int) -> NDArray[Any]:
-        """Tokens of one row, (T + 1,), in the stored type.
-
-        Raises:
-            DataError: the chunk that holds the row is missing or damaged.
-        """
+        """Tokens of one row, (T + 1,), in the stored type; DataError: its chunk is missing or damaged."""
         if self._dataset is None:
             from litdata import StreamingDataset, TokensLoader
 
             self._dataset = StreamingDataset(str(self.folder), item_loader=TokensLoader(self.row_length))
         try:
             return self._dataset[int(row)]
-        except Exception as error:  # litdata, numpy and the OS raise many types for a missing or short chunk
+        except Exception as error:  # many types for a missing or short chunk
             raise DataError(
                 f"cannot read row {row} of {self.folder}: {error}. A chunk is missing or damaged; "
                 f"`python -m datamodules verify {self.folder.parent}` names it"

@@ -1,7 +1,4 @@
-"""TokenDataModule: batches from prepared rows of tokens, in an order of its own and from any position in it.
-
-Shapes: B rows per process and micro-batch, T tokens per row, W processes. Stored rows hold T + 1 tokens.
-"""
+"""TokenDataModule: batches from prepared rows of tokens, in an order of its own and from any position in it."""
 
 from __future__ import annotations
 
@@ -122,7 +119,7 @@ class TokenDataModule(LightningDataModule):
         self.vocab_size = vocab_size if vocab_size is not None else self._data.vocab_size
         self.manifest: dict[str, Any] = {}
         self._order: RowOrder | None = None
-        # Position: rows consumed = _start_row + (micro-batches processed - _start_batches) · B · W.
+        # Rows consumed = _start_row + (micro-batches processed - _start_batches) · B · W processes.
         self._start_row = 0
         self._start_batches = 0
         self._position_trainer: Trainer | None = None
@@ -131,7 +128,7 @@ class TokenDataModule(LightningDataModule):
     # ---- data
 
     def prepare_data(self) -> None:
-        """Prepare the cache where that has not been done yet; Lightning calls this in one process per machine."""
+        """Prepare the cache where needed; Lightning calls this in one process per machine."""
         self._data.prepare(self.progress)
 
     def setup(self, stage: str | None = None) -> None:
@@ -141,8 +138,7 @@ class TokenDataModule(LightningDataModule):
             train_chunks = self.manifest["splits"]["train"]["chunks"]
             self._order = RowOrder([chunk["rows"] for chunk in train_chunks], self.seed)
         if self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
-            # A new trainer begins at the start, unless a position was loaded for it by hand. The same trainer,
-            # when it fits again, continues where it stopped.
+            # A new trainer begins at the start, unless a position was loaded for it by hand.
             if self.trainer is not self._position_trainer and not self._loaded_by_hand:
                 self._start_row = self._start_batches = 0
             self._position_trainer = self.trainer
@@ -191,12 +187,12 @@ class TokenDataModule(LightningDataModule):
         """Micro-batches that the trainer has processed so far, with those before a resume."""
         if self.trainer is None:
             return 0
-        # Not `completed`: Lightning saves checkpoints between the two. It declares the base class of what is there.
+        # Not `completed`: checkpoints are saved between the two. Lightning declares a base class only.
         return self.trainer.fit_loop.epoch_loop.batch_progress.total.processed  # type: ignore[attr-defined]
 
     @property
     def rows_consumed(self) -> int:
-        """The global row counter: rows that all processes have trained on so far, over all epochs of the data."""
+        """The global row counter: rows that all processes have trained on so far, over all epochs."""
         # Not below 0, since Lightning may build the dataloader before it restores its own counters.
         batches = max(self._batches_processed() - self._start_batches, 0)
         return self._start_row + batches * self.batch_size * self._world_size
@@ -218,9 +214,7 @@ class TokenDataModule(LightningDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from the position of a checkpoint; the batch size and the number of processes may differ.
 
-        Raises:
-            DataError: the checkpoint was trained with another tokenizer or, where training continues, with other
-                data or another seed.
+        DataError: it was trained with another tokenizer or, where training continues, other data or another seed.
         """
         trainer = self.trainer
         # It is sound to evaluate a checkpoint on other data, but not with another tokenizer.
@@ -242,7 +236,7 @@ class TokenDataModule(LightningDataModule):
 
     def _loader(self, split: str, batches: Iterable[list[int]]) -> DataLoader[Any]:
         rows = self._data.rows(self._opened(), split)
-        # Without a generator, a DataLoader draws from the global random state and so changes what comes after.
+        # Without a generator, a DataLoader draws from the global random state.
         generator = torch.Generator().manual_seed(self.seed)
         return DataLoader(
             rows,  # type: ignore[arg-type]  # a map-style dataset by its methods

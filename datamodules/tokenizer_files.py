@@ -1,4 +1,4 @@
-"""Tokenizers that come as a file: a tokenizer.json, at hand or on the Hugging Face hub, or a sentencepiece model."""
+"""Tokenizers that come as a file: a tokenizer.json, here or on the hub, or a sentencepiece model."""
 
 from __future__ import annotations
 

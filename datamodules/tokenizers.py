@@ -1,4 +1,4 @@
-"""How text becomes token ids: the base class of tokenizers, and those that need no file (see tokenizer_files.py)."""
+"""How text becomes token ids: the base class of tokenizers, and those that need no file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Tokenizer(ABC):
     """
 
     vocab_size: int
-    """Ids are in [0, vocab_size). Known at construction, before any data; an upper bound where `train` is needed."""
+    """Ids are in [0, vocab_size). Known at construction; an upper bound where `train` is needed."""
     bos_id: int
     """The id put before every document; no text gives it."""
     needs_training: bool = False
@@ -106,7 +106,7 @@ class JSONTokenizer(Tokenizer):
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         backend = self._ready()
-        # Otherwise the thread pool warns at every later fork. The workers of a preparation set "false" before.
+        # Otherwise the thread pool warns at every later fork. Workers of a preparation set "false".
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
         encodings = backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.asarray(encoding.ids, dtype=np.int64) for encoding in encodings]
@@ -194,7 +194,7 @@ class BPETokenizer(JSONTokenizer):
 
 
 def json_backend(path: Path, content: bytes) -> Backend:
-    """The backend that a tokenizer.json holds; DataError, which names `path`, where it is something else."""
+    """The backend that a tokenizer.json holds; the DataError where it is none names `path`."""
     from tokenizers import Tokenizer as Backend
 
     try:
@@ -204,7 +204,7 @@ def json_backend(path: Path, content: bytes) -> Backend:
 
 
 def load_tokenizer(folder: Path, settings: dict[str, Any]) -> Tokenizer:
-    """The tokenizer stored in a prepared folder, `settings` as in its manifest; DataError: its class is not found."""
+    """The tokenizer stored in a prepared folder; DataError where its class cannot be found."""
     class_path = settings["class_path"]
     module, _, name = class_path.rpartition(".")
     try:

@@ -21,7 +21,7 @@ def run_jobs(
 ) -> Iterator[tuple[Name, dict[str, Any]]]:
     """Yield (name, function(*arguments)) for each (name, arguments), in the order in which they finish.
 
-    After the first error no further job starts. An error of a job comes through as it is; DataError: a worker died.
+    After the first error, which comes through as it is, no further job starts. DataError: a worker died.
     """
     if workers == 1 or len(calls) <= 1:
         for name, arguments in calls:
@@ -66,9 +66,8 @@ def _leave_with_parent() -> None:
 def leave_signals_to_parent(worker_id: int = 0) -> None:
     """Let a reading process live until its parent ends it (`worker_init_fn` of a DataLoader).
 
-    Ctrl-C in a terminal and a scheduler's signals reach every process of a run. The parent then finishes its
-    optimizer step and needs batches for it. SIGTERM, by which the parent ends its workers, is obeyed only if it
-    comes from the parent.
+    Ctrl-C and a scheduler's signals reach every process of a run, while the parent needs batches to finish its step.
+    SIGTERM, by which the parent ends its workers, is obeyed only if it comes from the parent.
     """
     for signum in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
