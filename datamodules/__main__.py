@@ -153,7 +153,7 @@ def run_prepare(arguments: argparse.Namespace) -> int:
 
 
 def run_inspect(arguments: argparse.Namespace) -> int:
-    """Say what a folder holds, and show rows as text, each under the places where its documents begin."""
+    """Say what a folder holds, and show some of its rows as text."""
     from datamodules import manifest as manifests
     from datamodules.storage import Rows
     from datamodules.tokenizers import load_tokenizer

@@ -1,4 +1,4 @@
-"""Where documents come from: the base class of corpora, and corpora of plain files (others: tabular.py)."""
+"""Where documents come from: the base class of corpora, and corpora of plain files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNIT_BYTES = 1_000_000
 
 @dataclass(frozen=True)
 class Unit:
-    """A part of a corpus: its name, for messages and the manifest, and what the corpus needs to read it."""
+    """A part of a corpus: its name, and what the corpus needs to read it."""
 
     name: str
     content: tuple[Any, ...]
@@ -29,8 +29,8 @@ class Unit:
 class Corpus(ABC):
     """Base of all corpora: subclass it and name your class by class_path.
 
-    It is cut into units, which worker processes share out. So it must be picklable and give the same units and
-    documents each time. It should raise DataError where the user can mend what is wrong with a source.
+    It is cut into units, which processes share out: it must be picklable and give the same units and documents
+    each time. It should raise DataError where the user can mend what is wrong.
     """
 
     @property
@@ -52,7 +52,7 @@ class Corpus(ABC):
 
     @abstractmethod
     def stamp(self) -> str:
-        """Text that changes with the sources, found cheaply, e.g. from sizes and dates; for the cache key."""
+        """Text that changes with the sources, e.g. of sizes and dates; for the cache key."""
 
 
 class FileCorpus(Corpus):
@@ -98,8 +98,8 @@ class _OnePerFile(FileCorpus):
 class StdlibCorpus(_OnePerFile):
     """The source code of Python's standard library, which every machine has: about 1,800 files, 31 MB.
 
-    These are .py files sorted by path, without installed packages, decoded as Python does (PEP 263). The few that
-    cannot be decoded, by which Python tests just that, are left out. The version of Python decides the content.
+    These are .py files sorted by path, without installed packages, decoded as Python does (PEP 263). The few
+    that cannot be decoded are left out. The version of Python decides the content.
     """
 
     name = "stdlib"
@@ -111,7 +111,7 @@ class StdlibCorpus(_OnePerFile):
         root = Path(sysconfig.get_paths()["stdlib"])
         found = []
         for folder, below, names in os.walk(root):
-            # Pruned here and not filtered afterwards, since installed packages often have many more files.
+            # Pruned here, since installed packages often have many more files.
             below[:] = [name for name in below if name not in ("site-packages", "dist-packages")]
             for path in (Path(folder, name) for name in names if name.endswith(".py")):
                 stat = path.stat()
@@ -177,7 +177,7 @@ class TextFiles(_OnePerFile):
 
 
 def checked_paths(owner: Corpus, paths: Sequence[str]) -> list[str]:
-    """The paths as a list of str; DataError where it is empty, or a string in place of a list."""
+    """The paths as a list of str; DataError where it is empty or no list."""
     if isinstance(paths, str) or not paths:
         raise DataError(
             f"{type(owner).__name__}(paths={paths!r}): give a list of at least one file, folder, glob or URL"

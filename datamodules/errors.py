@@ -1,4 +1,4 @@
-"""The one exception of this package that is meant for users, and checks that raise it in several places."""
+"""The one exception of this package that is meant for users, and checks that raise it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 class DataError(ValueError):
     """Bad input or bad data on disk: the message names the value, the reason and the way out.
 
-    The command line prints the message alone, without a traceback, and exits with a non-zero status.
+    The command line prints the message alone and exits with a non-zero status.
     """
 
 

@@ -33,8 +33,7 @@ class SourceFile:
 def find(patterns: Sequence[str], suffixes: tuple[str, ...] = ()) -> list[SourceFile]:
     """The files that paths, folders, globs and URLs of those mean, sorted by name, each once.
 
-    Of a folder, all files below are taken, or those with one of the suffixes. DataError: a pattern matches nothing,
-    or cannot be looked at.
+    Of a folder, all files below are taken, or those with one of the suffixes. DataError: a pattern matches nothing.
     """
     found: dict[str, tuple[int, str]] = {}
     for pattern in patterns:
@@ -132,7 +131,7 @@ def read_bytes(url: str) -> bytes:
 
 
 def open_decompressed(url: str) -> IO[bytes]:
-    """Open for reading, decompressing .gz and .zst on the way; DataError where that is impossible."""
+    """Open for reading, decompressing .gz and .zst; DataError where that is impossible."""
     raw = open_binary(url)
     if url.endswith(".gz"):
         import gzip

@@ -37,9 +37,8 @@ def write(
 ) -> None:
     """Put manifest.json together and write it atomically, readable for people, too.
 
-    `sources` and `shards` are the summaries of all units and of every split's shards, in order; the counts say how
-    often each id is a target in the validation rows, (vocab_size,). The corpus is not hashed, since its settings
-    may hold paths of this machine.
+    `sources` and `shards` are the summaries of all units and shards, in order; the counts, (vocab_size,), say how
+    often each id is a validation target. The corpus is not hashed, since it may hold paths of this machine.
     """
     splits: dict[str, Any] = {}
     for split, parts in shards.items():
@@ -82,7 +81,7 @@ def manifest_hash(manifest: dict[str, Any]) -> str:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The manifest of a prepared folder, its own hash checked; DataError where it is missing or damaged."""
+    """The manifest of a prepared folder; DataError where it is missing or damaged."""
     path = folder / MANIFEST
     if not folder.is_dir():
         raise DataError(
@@ -97,7 +96,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def check_content(content: bytes, where: str) -> dict[str, Any]:
-    """The manifest in these bytes, its format and its own hash checked; `where` is for messages."""
+    """The manifest in these bytes, format and hash checked; `where` is for messages."""
     try:
         manifest = json.loads(content)
         version, stated = manifest["format"], manifest["hash"]
@@ -156,7 +155,7 @@ def _fault(folder: Path, name: str, sha256: str | None, size: int | None = None)
 
 
 def _index_fault(folder: Path, split: str, chunks: list[dict[str, Any]]) -> str | None:
-    """What is wrong with the index, which is not hashed, since its keys vary with litdata's version."""
+    """The index is not hashed, since its keys vary with litdata's version."""
     path = folder / split / "index.json"
     try:
         entries = json.loads(path.read_text())["chunks"]

@@ -16,7 +16,7 @@ Segment = tuple[int, int]
 
 
 class _Buffer:
-    """Documents that wait for a row, found by length in a time that does not depend on how many wait.
+    """Documents that wait for a row, found by length in constant time.
 
     Each length up to `row_length` has a first-in-first-out queue; bit n of `_present` says whether queue n holds
     anything. Longer documents never fit and are cropped last: they are in a heap by (length, arrival).
@@ -38,12 +38,12 @@ class _Buffer:
         self.size += 1
 
     def pop_longest_fitting(self, room: int) -> Segment | None:
-        """The longest document of at most `room` tokens, the earliest arrival among equals, or None."""
+        """The longest of at most `room` tokens, the earliest among equals, or None."""
         length = (self._present & ((2 << room) - 1)).bit_length() - 1
         return None if length < 0 else self._pop(length)
 
     def pop_shortest(self) -> Segment:
-        """The shortest document of all, the earliest arrival among equals."""
+        """The shortest of all, the earliest among equals."""
         if self._present:
             return self._pop((self._present & -self._present).bit_length() - 1)
         self.size -= 1

@@ -1,7 +1,7 @@
 """The order of rows, and the endless batches drawn from it.
 
 The order is a pure function of seed, epoch and the data's layout. A position in it is one integer, the global
-row counter, so the number of workers and of processes can change at a resume.
+row counter, so workers and processes can change at a resume.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 WINDOW_ROWS = 2**20
-"""Rows that are shuffled together. In larger data the chunks are permuted, and then the rows of neighbouring chunks
-up to this number: that takes little memory and reads remote data chunk by chunk."""
+"""Rows that are shuffled together. In larger data the chunks are permuted, and then the rows of neighbours up to
+this number: that takes little memory and reads remote data chunk by chunk."""
 
 
 def _permutation(size: int, *place: int) -> NDArray[np.int64]:
-    """A permutation from raw generator output and a stable sort, which numpy promises never to change."""
+    """A permutation from raw generator output, which numpy promises never to change."""
     keys = np.random.Philox(np.random.SeedSequence(place)).random_raw(size)
     return np.argsort(keys, kind="stable")
 
@@ -97,7 +97,7 @@ class EndlessBatches:
 
 
 class ShardedBatches:
-    """Batch sampler over rows rank, rank + world_size, ... below `num_rows`: each row once, without padding."""
+    """Batch sampler over rows rank, rank + world_size, ... below `num_rows`, without padding."""
 
     def __init__(self, num_rows: int, batch_size: int, rank: int, world_size: int) -> None:
         self._rows = range(rank, num_rows, world_size)

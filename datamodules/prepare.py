@@ -41,7 +41,7 @@ from fitting.records import write_bytes_atomically
 _PARTIAL = ".partial"
 
 SHARD_TOKENS = 2**27
-"""Tokens that one worker holds in memory, shuffles and packs at once: 134M, or 268 MB at two bytes each."""
+"""Tokens that one worker holds in memory and packs at once: 268 MB at two bytes each."""
 
 
 def prepare(
@@ -55,16 +55,15 @@ def prepare(
     """Prepare `out` and return its manifest; where it is already prepared with this recipe, only return it.
 
     The work is done in a folder `<out>.<recipe>.partial` that is renamed at the end, so `out` exists only when
-    it is whole. The next run with the same recipe and sources continues an interrupted one there, from its
-    finished parts. A lock beside it keeps two processes from preparing the same folder: the second waits and
-    then finds it done.
+    it is whole; the next run with the same recipe and sources continues an interrupted one there. A lock keeps
+    two processes from preparing the same folder: the second waits and then finds it done.
 
     Args:
         corpus: where the documents come from.
         tokenizer: what turns them into ids; it is trained here where it needs that.
         settings: all else that decides the rows.
         out: the folder to create.
-        workers: number of processes; with 1, all work is done in this one (the tokenizer may use threads).
+        workers: number of processes; with 1, all work is done in this one.
         progress: show progress bars and a summary on stderr.
 
     Raises:
@@ -74,7 +73,7 @@ def prepare(
     out = Path(out).absolute()
     wanted = recipe(corpus, tokenizer, settings)
     if out.exists():
-        # It is whole, since it was renamed: no lock is needed, nor the right to write one here.
+        # It is whole: no lock is needed, nor the right to write one here.
         return _existing(out, wanted)
     with _locked(out, progress):
         if out.exists():
@@ -128,7 +127,6 @@ def _prepare(job: Job, units: list[Unit], workers: int, progress: bool) -> dict[
 
 
 def _trained(job: Job, units: list[Unit], progress: bool) -> Tokenizer:
-    """The tokenizer after training on training documents; a restart loads the stored one."""
     marker = job.work / "tokenizer-trained"
     if not marker.exists():
         job.tokenizer.train(_training_documents(job, units, progress), progress)
@@ -191,14 +189,14 @@ def _tokenize(job: Job, units: list[Unit], workers: int, progress: bool) -> list
 def _pack(job: Job, sources: list[Summary], workers: int, progress: bool) -> dict[str, list[Summary]]:
     total = sum(source["tokens"] for source in sources)
     share = {"train": 1.0 - job.settings.val_fraction, "val": job.settings.val_fraction}
-    # From expected sizes, not actual ones: any function of the data will do that ignores the workers.
+    # From expected sizes: any function of the data will do that ignores the workers.
     num_shards = {split: max(1, round(total * share[split] / SHARD_TOKENS)) for split in SPLITS}
     places = [(split, shard) for split in SPLITS for shard in range(num_shards[split])]
     summaries = {place: read_marker(job.shard_marker(*place)) for place in places}
     todo = [place for place, summary in summaries.items() if summary is None]
     with _bar("pack", "shard", progress, len(places), len(todo)) as bar:
         calls = [(place, (job, *place, num_shards[place[0]], len(sources))) for place in todo]
-        # A process takes seconds to start, since litdata loads torch: too long for one shard per split.
+        # A process takes seconds to start: too long for one shard per split.
         for place, summary in run_jobs(pack_shard, calls, workers if len(places) > len(SPLITS) else 1):
             summaries[place] = summary
             bar.update()

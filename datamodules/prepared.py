@@ -1,4 +1,4 @@
-"""Where a run's prepared data is on this machine, and whether it is whole and what was asked for."""
+"""Where a run's prepared data is, and whether it is whole and what was asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What decides prepared data: settings, the recipe with corpus and tokenizer, and the hashes that name it."""
+"""What decides prepared data, and the hashes that name it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class PrepareSettings:
 
 
 def recipe(corpus: Corpus, tokenizer: Tokenizer, settings: PrepareSettings) -> dict[str, Any]:
-    """All settings that decide the result, JSON-able; the content of the sources is not among them."""
+    """All settings that decide the result, JSON-able, without the content of the sources."""
     return {
         "format": FORMAT,
         "corpus": corpus.settings(),
@@ -83,7 +83,7 @@ def default_cache_dir() -> Path:
 
 
 def cache_name(corpus: Corpus, tokenizer: Tokenizer, settings: PrepareSettings) -> str:
-    """A readable folder name that changes with every setting and with the state of the sources."""
+    """A readable folder name that changes with every setting and with the sources."""
     key = sha256_of([recipe(corpus, tokenizer, settings), corpus.stamp()])[:12]
     return f"{corpus.name}-{tokenizer.name}-T{settings.seq_len}-{key}"
 

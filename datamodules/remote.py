@@ -1,7 +1,7 @@
-"""Prepared data behind a URL: each chunk is fetched when one of its rows is first read, checked, and kept.
+"""Prepared data behind a URL: a chunk is fetched when it is first read, checked, and kept.
 
-litdata can stream only in its own order: with random access its prefetching thread unmaps chunks that are being
-read (litdata 0.2.76 raises KeyError). So whole chunks are copied into a local folder.
+Whole chunks are copied into a local folder, since litdata can stream only in its own order: with random access
+its prefetching thread unmaps chunks that are being read (0.2.76 raises KeyError).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class RemoteRows(Rows):
         self._here: set[int] = set()
 
     def __getitem__(self, row: int) -> NDArray[Any]:
-        """Also raises DataError where the chunk cannot be fetched or is not what the manifest says."""
+        """Also raises DataError where the chunk cannot be fetched or is damaged."""
         index = bisect.bisect_right(self._ends, row)
         path = self.folder / self._chunks[index]["filename"]
         if index not in self._here and not path.exists():

@@ -1,8 +1,7 @@
 """The two stages of a preparation, as jobs that any process can do in any order.
 
 1. `tokenize_unit` hashes and tokenizes the documents of a unit and stores them sorted by shuffle key.
-2. `pack_shard` gathers the documents of one key range from all units, which is a slice of the global seeded
-   shuffle, packs them into rows and writes the chunks.
+2. `pack_shard` gathers the documents of one key range from all units and packs them into chunks of rows.
 
 Keys and shards depend on content and seed alone. Each job leaves one marker file, written last and atomically; a
 job whose marker exists is not done again.
@@ -75,7 +74,7 @@ def is_validation(digest: bytes, val_fraction: float) -> bool:
 
 
 def shuffle_key(digest: bytes, seed: int, unit: int, position: int) -> int:
-    """64-bit key of the document's place in the seeded shuffle; copies of a document get different keys."""
+    """64-bit key of the document's place in the seeded shuffle; copies get different keys."""
     place = b"%d/%d/%d/" % (seed, unit, position)
     return int.from_bytes(hashlib.blake2b(place + digest, digest_size=8).digest(), "big")
 
@@ -183,7 +182,7 @@ def pack_shard(job: Job, split: str, shard: int, num_shards: int, num_units: int
 def _gather(
     job: Job, split: str, shard: int, num_shards: int, num_units: int
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Documents of the split whose keys are in the shard's range, in key order: (tokens, lengths)."""
+    """(tokens, lengths) of the split's documents in the shard's range of keys, in key order."""
     low, high = (shard * 2**64 // num_shards, (shard + 1) * 2**64 // num_shards)
     keys, lengths, pieces = [], [], []
     for unit in range(num_units):

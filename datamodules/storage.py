@@ -42,7 +42,7 @@ def file_sha256(path: Path) -> str:
 
 @contextmanager
 def writing(place: Path) -> Iterator[None]:
-    """Raise what the disk refuses in this block as a DataError that names the file, or else `place`."""
+    """Raise what the disk refuses as a DataError that names the file, or else `place`."""
     try:
         yield
     except OSError as error:
@@ -101,7 +101,7 @@ def write_rows(
 
 
 def write_index(folder: Path, chunks: list[dict[str, Any]]) -> None:
-    """Write litdata's index.json over the chunks of all shards, in their order and without a time stamp."""
+    """Write litdata's index.json over the chunks of all shards, without a time stamp."""
     index = {"chunks": [chunk["index_entry"] for chunk in chunks], "config": chunks[0]["config"]}
     write_bytes_atomically(folder / "index.json", json.dumps(index, sort_keys=True).encode())
 

@@ -164,7 +164,7 @@ class ParquetFiles(FileCorpus):
 
 
 def _groups(sizes: list[int]) -> Iterator[tuple[int, int]]:
-    """Join neighbouring row groups into parts of about _UNIT_BYTES: (first, last + 1)."""
+    """Join row groups into parts of about _UNIT_BYTES: (first, last + 1)."""
     begin = filled = 0
     for i, size in enumerate(sizes):
         filled += size
@@ -222,7 +222,7 @@ class HuggingFaceDataset(Corpus):
         }
 
     def stamp(self) -> str:
-        # Only loading it would tell more: a name without a revision is taken to mean the same data always.
+        # A name without a revision is taken to mean the same data always.
         return ""
 
     def units(self) -> list[Unit]:

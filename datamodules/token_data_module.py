@@ -1,4 +1,4 @@
-"""TokenDataModule: batches from prepared rows of tokens, in an order of its own and from any position in it."""
+"""TokenDataModule: batches from prepared rows of tokens, from any position in their order."""
 
 from __future__ import annotations
 
@@ -184,16 +184,15 @@ class TokenDataModule(LightningDataModule):
         return self.trainer.world_size if self.trainer is not None else 1
 
     def _batches_processed(self) -> int:
-        """Micro-batches that the trainer has processed so far, with those before a resume."""
         if self.trainer is None:
             return 0
-        # Not `completed`: checkpoints are saved between the two. Lightning declares a base class only.
+        # Not `completed`: checkpoints are saved between the two.
         return self.trainer.fit_loop.epoch_loop.batch_progress.total.processed  # type: ignore[attr-defined]
 
     @property
     def rows_consumed(self) -> int:
-        """The global row counter: rows that all processes have trained on so far, over all epochs."""
-        # Not below 0, since Lightning may build the dataloader before it restores its own counters.
+        """The global row counter: rows that all processes have trained on so far."""
+        # Lightning may build the dataloader before it restores its own counters.
         batches = max(self._batches_processed() - self._start_batches, 0)
         return self._start_row + batches * self.batch_size * self._world_size
 
@@ -227,7 +226,7 @@ class TokenDataModule(LightningDataModule):
                     f"{here[key]}: give the run the data and seed it was started with"
                 )
         self._start_row = state_dict["rows_consumed"]
-        # A running trainer's counters continue from the checkpoint's; those of a later trainer start at 0.
+        # A running trainer's counters continue; those of a later trainer start at 0.
         restoring = trainer is not None and trainer.state.fn is not None
         self._start_batches = state_dict["batches_processed"] if restoring else 0
         self._loaded_by_hand = not restoring

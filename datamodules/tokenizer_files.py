@@ -1,4 +1,4 @@
-"""Tokenizers that come as a file: a tokenizer.json, here or on the hub, or a sentencepiece model."""
+"""Tokenizers that come as a file: a tokenizer.json or a sentencepiece model."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class FileTokenizer(JSONTokenizer):
 
 
 class HubTokenizer(FileTokenizer):
-    """The tokenizer.json of a Hugging Face repository: fetched once, then read from the hub's own cache.
+    """The tokenizer.json of a Hugging Face repository, kept in the hub's own cache.
 
     Args:
         repository: such as `HuggingFaceTB/SmolLM2-135M`.

@@ -25,7 +25,7 @@ Ids = NDArray[np.int64]
 class Tokenizer(ABC):
     """Base of all tokenizers: subclass it and name your class by class_path.
 
-    A subclass must be deterministic, and picklable, since preparation hands it to worker processes.
+    A subclass must be deterministic and picklable.
     """
 
     vocab_size: int
@@ -44,7 +44,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """JSON-able identity: class_path and what decides the ids. The cache key and the manifest hold it."""
+        """JSON-able identity, for cache and manifest: class_path and what decides the ids."""
 
     @abstractmethod
     def encode(self, texts: Sequence[str]) -> list[Ids]:
@@ -106,7 +106,7 @@ class JSONTokenizer(Tokenizer):
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         backend = self._ready()
-        # Otherwise the thread pool warns at every later fork. Workers of a preparation set "false".
+        # Otherwise the thread pool warns at every later fork.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
         encodings = backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.asarray(encoding.ids, dtype=np.int64) for encoding in encodings]

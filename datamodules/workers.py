@@ -1,4 +1,4 @@
-"""Processes: the jobs of a preparation in one or several, and how they and a DataLoader's readers end."""
+"""Processes that do the jobs of a preparation, and how they and a DataLoader's readers end."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def _leave_with_parent() -> None:
 def leave_signals_to_parent(worker_id: int = 0) -> None:
     """Let a reading process live until its parent ends it (`worker_init_fn` of a DataLoader).
 
-    Ctrl-C and a scheduler's signals reach every process of a run, while the parent needs batches to finish its step.
-    SIGTERM, by which the parent ends its workers, is obeyed only if it comes from the parent.
+    Ctrl-C and a scheduler's signals reach every process, while the parent needs batches to finish its step. SIGTERM
+    is obeyed only if it comes from the parent.
     """
     for signum in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
@@ -76,7 +76,7 @@ def leave_signals_to_parent(worker_id: int = 0) -> None:
     # Blocked in all threads, so that one of them can wait for it and see who sent it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     threading.Thread(target=_leave_when_asked_by, args=(parent.pid,), daemon=True).start()
-    # torch watches whoever is the parent when a worker starts, which may already be init.
+    # torch watches whoever is the parent at the start, which may already be init.
     threading.Thread(target=_leave_with_parent, daemon=True).start()
 
 
