@@ -7,10 +7,7 @@ from typing import Any
 
 
 class DataError(ValueError):
-    """Bad input or bad data on disk: the message names the value, the reason and the way out.
-
-    The command line prints the message alone and exits with a non-zero status.
-    """
+    """Bad input or bad data on disk: the message names the value, the reason and the way out."""
 
 
 def check_at_least(least: int, **values: int | None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import glob
 import io
 import os.path
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -56,13 +56,12 @@ def find(patterns: Sequence[str], suffixes: tuple[str, ...] = ()) -> list[Source
 def _local(pattern: str, suffixes: tuple[str, ...]) -> dict[str, tuple[int, str]]:
     pattern = os.path.expanduser(pattern)
     root = Path(pattern)
-    paths: Iterable[Path]
     if root.is_dir():
-        paths = (path for path in root.rglob("*") if path.name.endswith(suffixes or ("",)))
+        paths = [path for path in root.rglob("*") if path.name.endswith(suffixes or ("",))]
     elif root.is_file():
         paths = [root]
     else:
-        paths = (Path(path) for path in glob.glob(pattern, recursive=True))
+        paths = [Path(path) for path in glob.glob(pattern, recursive=True)]
     found = {}
     for path in paths:
         if path.is_file():

@@ -121,8 +121,6 @@ def check_files(
     """Faults of the data files, one line each, naming the file; empty when all is well.
 
     Args:
-        folder: where the files are.
-        manifest: what they are compared with.
         content: compare every chunk's hash, which reads all data, and not only its size.
         chunks_may_miss: accept that chunks are missing (remote data is fetched when it is read).
     """

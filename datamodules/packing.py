@@ -6,6 +6,7 @@ Packing works on lengths alone and never sees a token.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
 
@@ -95,11 +96,7 @@ def pack(lengths: Iterable[int], row_length: int, buffer_size: int = 1000) -> It
 
 
 def _fill(buffer: _Buffer, stream: Iterator[tuple[int, int]], size: int) -> None:
-    while buffer.size < size:
-        item = next(stream, None)
-        if item is None:
-            return
-        index, length = item
+    for index, length in itertools.islice(stream, size - buffer.size):
         if length < 1:
             raise DataError(f"document {index} has {length} tokens; a document to be packed has at least 1")
         buffer.add(index, length)

@@ -30,8 +30,7 @@ class RowOrder:
 
     Args:
         chunk_rows: rows per chunk, at least one in all, in the order of the rows' numbers.
-        seed: a number that is not negative.
-        window_rows: rows that are shuffled together, see WINDOW_ROWS.
+        window_rows: see WINDOW_ROWS.
     """
 
     def __init__(self, chunk_rows: Sequence[int], seed: int, window_rows: int = WINDOW_ROWS) -> None:

@@ -19,7 +19,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class PrepareSettings:
-    """What decides the rows, apart from the corpus and the tokenizer.
+    """What decides the rows, apart from the corpus and the tokenizer. DataError: a value is out of range.
 
     Args:
         seq_len: T, the tokens that a model sees at once; rows hold T + 1.
@@ -28,9 +28,6 @@ class PrepareSettings:
             document of its own.
         packing_buffer: documents that wait at once in best-fit packing.
         seed: seed of the document shuffle before packing. The split does not depend on it.
-
-    Raises:
-        DataError: a value is out of range.
     """
 
     seq_len: int = 256
@@ -76,8 +73,7 @@ def sha256_of(value: Any) -> str:
 
 def default_cache_dir() -> Path:
     """LOOPED_LM_CACHE if set, else `looped_lm` in the user's cache folder (XDG_CACHE_HOME or ~/.cache)."""
-    own = os.environ.get("LOOPED_LM_CACHE")
-    if own:
+    if own := os.environ.get("LOOPED_LM_CACHE"):
         return Path(own).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "looped_lm"
 

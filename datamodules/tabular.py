@@ -62,14 +62,12 @@ class JSONLines(FileCorpus):
     def units(self) -> list[Unit]:
         units = []
         for file in self.files():
-            if file.url.endswith((".gz", ".zst")):
-                units.append(Unit(file.name, (file, 0, None)))
-                continue
-            parts = max(1, round(file.size / _UNIT_BYTES))
+            compressed = file.url.endswith((".gz", ".zst"))
+            parts = 1 if compressed else max(1, round(file.size / _UNIT_BYTES))
             for part in range(parts):
-                begin, end = part * file.size // parts, (part + 1) * file.size // parts
+                end = None if compressed else (part + 1) * file.size // parts
                 name = file.name if parts == 1 else f"{file.name} ({part + 1} of {parts})"
-                units.append(Unit(name, (file, begin, end)))
+                units.append(Unit(name, (file, part * file.size // parts, end)))
         return units
 
     def documents(self, unit: Unit) -> Iterator[str]:

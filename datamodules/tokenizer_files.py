@@ -18,7 +18,6 @@ class FileTokenizer(JSONTokenizer):
     """Any tokenizer.json of the `tokenizers` library.
 
     Args:
-        path: the file.
         bos_token: the token to put before documents, as text. None: the first that the file has out of <s>,
             <|bos|>, <bos>, <|begin_of_text|>, [BOS], <|endoftext|> and [CLS].
 

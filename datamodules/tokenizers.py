@@ -23,10 +23,7 @@ Ids = NDArray[np.int64]
 
 
 class Tokenizer(ABC):
-    """Base of all tokenizers: subclass it and name your class by class_path.
-
-    A subclass must be deterministic and picklable.
-    """
+    """Base of all tokenizers: subclass it (deterministic, picklable) and name your class by class_path."""
 
     vocab_size: int
     """Ids are in [0, vocab_size). Known at construction; an upper bound where `train` is needed."""
@@ -135,12 +132,10 @@ class BPETokenizer(JSONTokenizer):
     """Byte-level BPE, trained on the training documents of the corpus; lossless; BOS is id 0.
 
     Args:
-        vocab_size: number of ids at most, with BOS and the 256 bytes; a small corpus may give fewer.
+        vocab_size: number of ids at most, with BOS and the 256 bytes (DataError below 257); a small corpus may
+            give fewer.
         train_characters: characters of training documents to learn from, taken from units of the corpus in a
             seeded order. More of them cost more time than they gain.
-
-    Raises:
-        DataError: vocab_size is below 257, or train_characters is below 1.
     """
 
     bos_id = 0
