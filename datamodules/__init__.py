@@ -1,8 +1,8 @@
 """Text -> packed rows of tokens -> batches.
 
 `corpora` and `tabular` read documents, `tokenizers` and `tokenizer_files` turn them into ids, `prepare` packs
-these into rows on disk, and `token_data_module` reads them in the order that `position` gives. The names below
-load on first use (PEP 562), since torch and litdata take seconds.
+these into rows on disk, and `token_data_module` reads them in the order that `position` gives. The names load on
+first use (PEP 562), since torch takes seconds.
 """
 
 from __future__ import annotations

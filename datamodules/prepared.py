@@ -48,7 +48,7 @@ class PreparedFolder:
         """Do once per machine what must precede `open`; here there is nothing to do."""
 
     def open(self, vocab_size: int) -> dict[str, Any]:
-        """The manifest, for a model of `vocab_size` ids; DataError: missing, damaged or not what was asked for."""
+        """The manifest, for a model of `vocab_size` ids; DataError: missing, damaged or not as asked for."""
         manifest = manifests.read(self.folder)
         self._check_recipe(manifest, vocab_size)
         small = sum(c["bytes"] for part in manifest["splits"].values() for c in part["chunks"]) <= SMALL_BYTES

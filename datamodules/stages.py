@@ -3,8 +3,8 @@
 1. `tokenize_unit` hashes and tokenizes the documents of a unit and stores them sorted by shuffle key.
 2. `pack_shard` gathers the documents of one key range from all units and packs them into chunks of rows.
 
-Keys and shards depend on content and seed alone. Each job leaves one marker file, written last and atomically; a
-job whose marker exists is not done again.
+Keys and shards depend on content and seed alone. Each job leaves one marker file, written last and atomically,
+and is then not done again.
 """
 
 from __future__ import annotations
@@ -210,8 +210,8 @@ def cut(
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Cut documents longer than a row into pieces of at most a row, each beginning with BOS.
 
-    `flat` has the tokens of all documents one after another, each beginning with BOS; `lengths` has their
-    numbers. The result has the same form.
+    `flat` has the tokens of all documents one after another, each beginning with BOS, and `lengths` how
+    many each has. The result has the same form.
     """
     if not len(lengths):
         return flat, lengths

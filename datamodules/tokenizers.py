@@ -134,8 +134,8 @@ class BPETokenizer(JSONTokenizer):
     Args:
         vocab_size: number of ids at most, with BOS and the 256 bytes (DataError below 257); a small corpus may
             give fewer.
-        train_characters: characters of training documents to learn from, taken from units of the corpus in a
-            seeded order. More of them cost more time than they gain.
+        train_characters: characters of training documents to learn from, of units in a seeded order. More of
+            them cost more time than they gain.
     """
 
     bos_id = 0
