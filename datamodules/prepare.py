@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -107,8 +108,6 @@ def _existing(out: Path, wanted: dict[str, Any]) -> dict[str, Any]:
 
 
 def _prepare(job: Job, units: list[Unit], workers: int, progress: bool) -> dict[str, Any]:
-    # Otherwise the threads of a tokenizer warn about every later fork.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     with writing(job.work):
         for name in ("units", "shards", *SPLITS):
             (job.work / name).mkdir(parents=True, exist_ok=True)
@@ -129,7 +128,8 @@ def _prepare(job: Job, units: list[Unit], workers: int, progress: bool) -> dict[
 def _trained(job: Job, units: list[Unit], progress: bool) -> Tokenizer:
     marker = job.work / "tokenizer-trained"
     if not marker.exists():
-        job.tokenizer.train(_training_documents(job, units, progress), progress)
+        with _quiet_threads():
+            job.tokenizer.train(_training_documents(job, units, progress), progress)
         name, content = job.tokenizer.serialized()
         with writing(job.work):
             write_bytes_atomically(job.work / name, content)
@@ -160,7 +160,7 @@ def _tokenize(job: Job, units: list[Unit], workers: int, progress: bool) -> list
     summaries = [read_marker(job.unit_marker(index)) for index in range(len(units))]
     todo = [index for index, summary in enumerate(summaries) if summary is None]
     begin = time.perf_counter()
-    with _bar("tokenize", "part", progress, len(units), len(todo)) as bar:
+    with _bar("tokenize", "part", progress, len(units), len(todo)) as bar, _quiet_threads():
         calls = [(index, (job, units[index], index)) for index in todo]
         for index, summary in run_jobs(tokenize_unit, calls, workers):
             summaries[index] = summary
@@ -241,3 +241,15 @@ def _locked(out: Path, progress: bool) -> AcquireReturnProxy:
             if progress:
                 tqdm.write(f"another process is preparing {out}: waiting for it", file=sys.stderr)
             return lock.acquire()
+
+
+@contextmanager
+def _quiet_threads() -> Iterator[None]:
+    """Let the tokenizer use threads inside, and keep it from warning about forks that come later."""
+    name = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(name)
+    os.environ[name] = before or "true"
+    try:
+        yield
+    finally:
+        os.environ[name] = before or "false"
