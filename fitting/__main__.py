@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
 
 from fitting.errors import FitError
 from fitting.records import RecordError
@@ -36,14 +35,10 @@ def build_parser(asked: str | None = None) -> argparse.ArgumentParser:
             name, help=summary, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         if asked in (None, name):
-            module = _module(name)
+            module = import_module(f"fitting.commands.{name}")
             command.description = module.__doc__
             module.add_arguments(command)
     return parser
-
-
-def _module(name: str) -> Any:
-    return import_module(f"fitting.commands.{name}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,8 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = build_parser(words[0] if words else "").parse_args(words)
     try:
         common.check_numbers(options)
-        status: int = _module(options.command).run(options)
-        return status
+        return import_module(f"fitting.commands.{options.command}").run(options)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return common.INTERRUPTED

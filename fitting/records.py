@@ -1,10 +1,8 @@
 """The run record: one JSON file per training run, the only thing that training hands to fitting.
 
-The schema is the frozen dataclass `RunRecord`. Everything in it is a plain JSON type, so that the same object can be
-written beside a checkpoint, stored under one key inside it and read back years later without this package's classes.
-Training imports nothing else of `fitting`, so this file also holds what both must agree on: the path of a record, the
-name of its architecture, and how files are written. It imports only the standard library and costs a training callback
-nothing.
+It holds plain JSON types only, so that it can be stored inside a checkpoint, too, and read years later without this
+package. Paths of records, names of architectures and the writing of files, on which both sides must agree, are here
+as well. Only the standard library is needed.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import dataclasses
 import json
 import math
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,9 +37,8 @@ class RecordError(ValueError):
 class RunRecord:
     """What one training run was and what it reached. Raises `RecordError` when a value cannot be right.
 
-    Units: losses are nats per token, FLOPs are training FLOPs in the convention named by `flops_convention`
-    ("paper": attention not halved for causality; "causal": halved), parameters and tokens are counts, times
-    are seconds.
+    Units: nats per token, seconds, counts, and training FLOPs in the convention named by `flops_convention` ("paper":
+    attention not halved for causality; "causal": halved).
     """
 
     SCHEMA_VERSION: ClassVar[int] = 1
@@ -70,9 +67,7 @@ class RunRecord:
     coda_layers: int
     num_recurrences: int
     components: dict[str, dict[str, Any]]
-    """Seam name -> {"class_path": str, "init_args": dict}, such as injection, lanes, bptt, optimizer. A record that is
-    older than a seam lacks it.
-    """
+    """Seam name -> {"class_path": str, "init_args": dict}. A record that is older than a seam lacks it."""
     parameters: dict[str, int]
     """Section -> count: embedding, prelude, block, injection, lanes, coda, norms, head."""
     n_once: int
@@ -116,7 +111,7 @@ class RunRecord:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], source: str = "run record") -> RunRecord:
-        """Build from plain types; `source` names the file in error messages. Raises `RecordError`."""
+        """From plain types; `source` names the file in error messages. Raises `RecordError`."""
         _check(data, source)
         return cls(**data)
 
@@ -126,7 +121,7 @@ class RunRecord:
 
     @classmethod
     def from_json(cls, text: str, source: str = "run record") -> RunRecord:
-        """Parse a JSON text. Raises `RecordError` if it is not JSON or not a record of this schema version."""
+        """Parse a JSON text. Raises `RecordError` if it is not a record of this schema version."""
         try:
             data = json.loads(text)
         except json.JSONDecodeError as error:
@@ -138,7 +133,7 @@ class RunRecord:
         return cls.from_dict(data, source)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write atomically to `path` (a reader sees the old file or the new one). Returns the path."""
+        """Write to `path`, where a reader sees the old file or the new one. Returns the path."""
         return write_text_atomically(path, self.to_json())
 
     @classmethod
@@ -153,11 +148,11 @@ class RunRecord:
 
 
 TRAINING_COMPONENTS = ("optimizer", "horizon", "transfer", "schedule")
-"""Components of a record that do not belong to its architecture. All others do, those of later seams too."""
+"""Components of a record that do not belong to its architecture."""
 UNNAMED_COMPONENTS = {"lanes": "SingleLane", "residual": "PlainResidual", "recurrences": "FixedRecurrences"}
 """Seam -> the component that a label leaves out: models made before the seam existed behave like it."""
 _GRADIENTS = ("bptt", "recurrences")
-# The names that CSV files use for the shipped components, so that records and CSV rows make one architecture.
+# What CSV files call the shipped components: records and CSV rows make one architecture.
 _CSV_NAMES = {
     "LinearInjection": "linear",
     "AdditiveInjection": "additive",
@@ -170,11 +165,10 @@ _CSV_NAMES = {
 
 
 def architecture(components: Mapping[str, Mapping[str, Any]], num_recurrences: int) -> tuple[str, str]:
-    """(injection with lanes and all other components of the model, gradients), in the words of the CSV files. A
-    component of your own keeps its label. Where training draws the number of recurrences, the gradients' label names
-    the distribution, without its seed.
+    """Labels of a record's `components`: (injection with all others of the model, gradients), as CSV files say it.
 
-    `components` are those of a run record.
+    A component of your own is labelled by class name and arguments. Where training draws the number of recurrences,
+    the gradients' label names the distribution, without its seed.
     """
     injection, bptt = "none", "full"
     if num_recurrences > 1:
@@ -211,49 +205,30 @@ def write_text_atomically(path: str | os.PathLike[str], text: str) -> Path:
 
 
 def write_bytes_atomically(path: str | os.PathLike[str], data: bytes) -> Path:
-    """Write bytes through a temporary file in the same folder, fsync and rename. Creates missing folders."""
+    """Write through a temporary file in the same folder, fsync and rename. Creates missing folders."""
     target = Path(path)
-    try:
-        return _write(target, data)
-    except OSError as error:
-        # What fails on a handle names no file.
-        if error.errno is not None and error.filename is None:
-            error.filename = str(target)
-        raise
-
-
-def _write(target: Path, data: bytes) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        # mkstemp makes the file private; a record is for every reader that the folder admits
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
         os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        # What fails on a handle names no file.
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            error.filename = str(target)
         raise
     return target
 
-
-# ---------------------------------------------------------------------------------------------- validation
 
 # With `from __future__ import annotations` a field's type is its source text: "int", "float | None", ...
 _FIELDS = {field.name: str(field.type) for field in dataclasses.fields(RunRecord)}
 #: Fields that came after the first records were written.
 _LATER = {field.name for field in dataclasses.fields(RunRecord) if field.default is not dataclasses.MISSING}
-_PYTHON_TYPES: dict[str, tuple[type, ...]] = {
-    "int": (int,),
-    "float": (int, float),
-    "str": (str,),
-    "dict": (dict,),
-}
-
+_PYTHON_TYPES: dict[str, Any] = {"int": int, "float": int | float, "str": str, "dict": dict}
 _POSITIVE = {
     "vocab_size", "seq_len", "unique_tokens", "d_model", "head_dim", "n_heads", "n_kv_heads",
     "recurrent_layers", "num_recurrences", "n_rec", "steps_planned", "tokens_target", "batch_tokens",
@@ -265,9 +240,7 @@ _NOT_NEGATIVE = {
 }  # fmt: skip
 _POSITIVE_WHEN_COMPLETED = ("steps", "tokens", "training_flops", "n_once")
 _CHOICES = {"status": STATUSES, "flops_convention": FLOPS_CONVENTIONS}
-
-
-_Wrong = tuple[str | None, str, str]
+_Wrong = tuple[str, str, str]
 """Field, reason and way out of something that is wrong with a record."""
 
 
@@ -290,20 +263,16 @@ def _wrongs(data: Mapping[str, Any]) -> Iterator[_Wrong]:
         yield missing[0], "is missing", f"Missing in all: {', '.join(missing)}; write the record again"
     unknown = [str(name) for name in data if name not in _FIELDS]
     if unknown:
-        way_out = "Remove it, or raise the schema version"
-        yield unknown[0], "is unknown to this schema version", way_out
+        yield unknown[0], "is unknown to this schema version", "Remove it, or raise the schema version"
     for name, annotation in _FIELDS.items():
         if name in data:
             yield from _wrong_value(name, annotation, data[name])
     if data["status"] == "completed":
         yield from _wrong_in_completed(data)
     for name, component in data["components"].items():
-        shape = {"class_path": str, "init_args": dict}
-        if not isinstance(component, dict) or any(
-            not isinstance(component.get(k), t) for k, t in shape.items()
-        ):
-            way_out = 'Give {"class_path": str, "init_args": {...}}'
-            yield f"components.{name}", f"is {component!r}", way_out
+        told = component if isinstance(component, dict) else {}
+        if not isinstance(told.get("class_path"), str) or not isinstance(told.get("init_args"), dict):
+            yield f"components.{name}", f"is {component!r}", 'Give {"class_path": str, "init_args": {...}}'
     for name, count in data["parameters"].items():
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
             yield f"parameters.{name}", f"is {count!r}", "Give a count, zero or more"
@@ -322,8 +291,7 @@ def _wrong_value(name: str, annotation: str, value: Any) -> Iterator[_Wrong]:
         yield from _not_plain(name, value)
     if isinstance(value, int | float):
         if not math.isfinite(value):
-            way_out = "Mark the run as diverged or leave it out"
-            yield name, f"is {value!r}, not a finite number", way_out
+            yield name, f"is {value!r}, not a finite number", "Mark the run as diverged or leave it out"
         if (name in _POSITIVE and value <= 0) or (name in _NOT_NEGATIVE and value < 0):
             sign = "positive" if name in _POSITIVE else "zero or more"
             yield name, f"is {value!r} but must be {sign}", "Correct it or leave the run out"
@@ -333,16 +301,13 @@ def _wrong_value(name: str, annotation: str, value: Any) -> Iterator[_Wrong]:
 
 def _wrong_in_completed(data: Mapping[str, Any]) -> Iterator[_Wrong]:
     if data["val_loss"] is None:
-        way_out = "Validate the checkpoint, or set another status"
-        yield "val_loss", "is null in a completed run", way_out
+        yield "val_loss", "is null in a completed run", "Validate the checkpoint, or set another status"
     for name in _POSITIVE_WHEN_COMPLETED:
         if data[name] <= 0:
             yield name, f"is {data[name]!r} in a completed run", "Correct it or set another status"
     if data["val_step"] != data["steps"]:
-        reason = (
-            f"is {data['val_step']!r} in a run completed at step {data['steps']}, so val_loss is not the loss of "
-            "the whole run"
-        )
+        reason = f"is {data['val_step']!r} in a run completed at step {data['steps']}"
+        reason += ", so val_loss is not the loss of the whole run"
         yield "val_step", reason, "Validate at the last step, or set another status"
     spent = data["tokens"] * data["flops_per_token"]
     if abs(data["training_flops"] / spent - 1) > FLOPS_TOLERANCE:
@@ -363,5 +328,4 @@ def _not_plain(path: str, value: Any) -> Iterator[_Wrong]:
     elif isinstance(value, float) and not math.isfinite(value):
         yield path, f"is {value!r}, which JSON cannot hold", "Write null or a string instead"
     elif not isinstance(value, str | int | float | bool | None):
-        reason = f"is a {type(value).__name__}, not a plain JSON type"
-        yield path, reason, "Convert it before recording"
+        yield path, f"is a {type(value).__name__}, not a plain JSON type", "Convert it before recording"

@@ -1,4 +1,4 @@
-"""Reads runs from a CSV file: which columns it needs, and which values replace those that it leaves out."""
+"""Reads runs from a CSV file: its columns, and what replaces those that it leaves out."""
 
 from __future__ import annotations
 
@@ -21,10 +21,7 @@ _CORRECT = "Correct it or leave the row out"
 
 
 def read_csv(path: Path, with_loss: bool) -> list[dict[str, Any]]:
-    """One row for each line, by the names of `load_runs`, which says what the columns are.
-
-    Raises `RecordError` naming line and column for anything missing or impossible.
-    """
+    """A row for each line, by the columns of `load_runs`. Raises `RecordError` naming both."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
@@ -42,29 +39,26 @@ def read_csv(path: Path, with_loss: bool) -> list[dict[str, Any]]:
     doubled = [name for name in header if header.count(name) > 1]
     if doubled:
         raise RecordError(str(path), doubled[0], "names two columns", "Rename or remove one of them")
-    return [_row_of_csv(f"{path}:{number}", _complete(f"{path}:{number}", line)) for number, line in lines]
+    return [_row_of_csv(f"{path}:{number}", line) for number, line in lines]
 
 
-def _complete(source: str, line: Mapping[Any, Any]) -> dict[str, str]:
-    """The cells of one row, as many as the header has columns. Raises `RecordError`."""
-    if None in line:
-        reason = f"has {len(line[None])} cells more than the header"
-        raise RecordError(source, None, reason, "Quote cells that hold a comma")
-    for name, text in line.items():
-        if text is None:
-            raise RecordError(source, name, "is missing: the row is cut short", "Complete or remove the row")
-    return {name: text.strip() for name, text in line.items()}
-
-
-def _row_of_csv(source: str, line: Mapping[str, str]) -> dict[str, Any]:
+def _row_of_csv(source: str, cells: Mapping[Any, Any]) -> dict[str, Any]:
     """One row; whether a column is optional is decided by the header, never by an empty cell."""
+    if None in cells:
+        reason = f"has {len(cells[None])} cells more than the header"
+        raise RecordError(source, None, reason, "Quote cells that hold a comma")
+    for name, cell in cells.items():
+        if cell is None:
+            raise RecordError(source, name, "is missing: the row is cut short", "Complete or remove the row")
+    line: dict[str, str] = {name: cell.strip() for name, cell in cells.items()}
 
     def text(name: str, default: str | None = None) -> str:
         if name not in line and default is not None:
             return default
         if not line[name]:
-            way_out = "Fill it in, or leave the row or the whole column out"
-            raise RecordError(source, name, "is empty", way_out)
+            raise RecordError(
+                source, name, "is empty", "Fill it in, or leave the row or the whole column out"
+            )
         return line[name]
 
     def number(name: str, default: float | None = None) -> float:
@@ -89,14 +83,15 @@ def _row_of_csv(source: str, line: Mapping[str, str]) -> dict[str, Any]:
     counts = _counts(source, line, number, r, d, injection)
     convention = text("flops_convention", "paper")
     if convention not in FLOPS_CONVENTIONS:
-        way_out = f"Use one of: {', '.join(FLOPS_CONVENTIONS)}"
-        raise RecordError(source, "flops_convention", f"is {convention!r}", way_out)
+        choices = ", ".join(FLOPS_CONVENTIONS)
+        raise RecordError(source, "flops_convention", f"is {convention!r}", f"Use one of: {choices}")
     budget = number("flops_budget") if line["flops_budget"] else math.nan
     flops_per_token, tokens = number("flops_per_token"), number("tokens")
     spent = flops_per_token * tokens
     if abs(spent / budget - 1) > BUDGET_TOLERANCE:
-        times = f"{spent:.4g}, {spent / budget:.3g} times as much"
-        reason = f"is {budget:g}, but tokens·flops_per_token is {times}"
+        reason = (
+            f"is {budget:g}, but tokens·flops_per_token is {spent:.4g}, {spent / budget:.3g} times as much"
+        )
         way_out = "Correct one of the three, or leave flops_budget empty"
         raise RecordError(source, "flops_budget", reason, way_out)
     return counts | {
@@ -116,12 +111,7 @@ def _row_of_csv(source: str, line: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _counts(
-    source: str,
-    line: Mapping[str, str],
-    number: Callable[..., float],
-    r: float,
-    d: float,
-    injection: str,
+    source: str, line: Mapping[str, str], number: Callable[..., float], r: float, d: float, injection: str
 ) -> dict[str, float]:
     """Parameter counts of a row: as given, else of the 20-layer layouts, r=1 split as 2-16-2.
 
@@ -133,20 +123,20 @@ def _counts(
         raise RecordError(source, "r", reason, "Give n_once and n_rec")
     known = {"none": 0.0, "linear": 2 * d * d, "additive": 0.0, "passthrough": 0.0, "hyperconnections": r * 8}
     if "n_injection" not in line and injection not in known:
+        reason = f"is {injection!r}, whose parameters are unknown here"
         way_out = f"Give the column n_injection, or use one of: {', '.join(known)}"
-        raise RecordError(
-            source, "injection", f"is {injection!r}, whose parameters are unknown here", way_out
-        )
+        raise RecordError(source, "injection", reason, way_out)
     n_injection = number("n_injection", known.get(injection, math.inf) if r > 1 else 0.0)
     layer = 12 * d * d + 2 * d
     n_once = number("n_once", 4 * layer + 3 * d)
     n_rec = number("n_rec", layers * layer + n_injection)
     of_layout = (4 + layers) * layer + 3 * d + n_injection
     known_layout = abs((n_once + n_rec) / of_layout - 1) < COUNT_TOLERANCE
+    outer, inner = (2, layers) if known_layout else (math.nan, math.nan)
     return {
-        "prelude_layers": 2 if known_layout else math.nan,
-        "recurrent_layers": layers if known_layout else math.nan,
-        "coda_layers": 2 if known_layout else math.nan,
+        "prelude_layers": outer,
+        "recurrent_layers": inner,
+        "coda_layers": outer,
         "n_once": n_once,
         "n_rec": n_rec,
         "n_injection": n_injection,

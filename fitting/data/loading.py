@@ -1,8 +1,7 @@
 """Reads run records and CSV files into one checked table.
 
-Records are `*.run.json` files, or any JSON file named outright. A training run leaves a record beside each checkpoint:
-those of one run (same folder, run name, seed and settings) count once, as the completed one with the most steps. Copies
-of a record count once, too. Every record left out is listed with its rule.
+Of the records of one run (same folder, run name, seed and settings) the completed one with the most steps counts,
+and of copies one. Every record left out is listed with its rule.
 """
 
 from __future__ import annotations
@@ -16,32 +15,26 @@ from typing import Any
 import numpy as np
 
 from fitting.data.csv import read_csv
-from fitting.data.runs import Exclusion, Runs
+from fitting.data.runs import COLUMNS, Exclusion, Runs
 from fitting.records import RECORD_SUFFIX, RecordError, RunRecord, architecture
 
-_COLUMNS = (
-    "source", "r", "d_model", "prelude_layers", "recurrent_layers", "coda_layers", "n_once", "n_rec",
-    "n_injection", "flops_per_token", "tokens", "val_loss", "flops_budget", "injection", "bptt", "seed",
-)  # fmt: skip
 _TEXT = {"source", "injection", "bptt"}
+_Records = list[tuple[Path, RunRecord]]
 
 
 def load_runs(*paths: str | os.PathLike[str], with_loss: bool = True) -> Runs:
-    """Read run records (files, or folders searched to any depth) and CSV files into one table.
+    """Read run records (JSON files, or folders searched for *.run.json) and CSV files into one table.
 
-    A CSV needs the columns r, size (or s, d = 64·size) or d_model, flops_budget (may be empty),
-    flops_per_token, tokens, val_loss; n_once, n_rec, n_injection, injection, bptt, seed, flops_convention
-    are optional columns (defaults: the paper's 20-layer layouts with linear injection and full gradients,
-    convention paper). A column that is there must be filled in every row.
+    A CSV needs the columns r, size (or s, d = 64·size) or d_model, flops_budget (may be empty), flops_per_token,
+    tokens, val_loss (not with `with_loss=False`: NaN then). n_once, n_rec, n_injection, injection, bptt, seed and
+    flops_convention are optional (default: the paper's 20-layer layouts with linear injection, full gradients and
+    its convention). A column that is there must be filled in every row.
 
-    `with_loss=False` also takes designs that were not trained yet: CSV files without val_loss (NaN then).
-
-    Raises `RecordError` naming file and field for anything missing, impossible, doubled or of mixed
-    conventions.
+    Raises `RecordError` for anything missing, impossible, doubled or of mixed conventions.
     """
     rows: list[dict[str, Any]] = []
     excluded: list[Exclusion] = []
-    records: list[tuple[Path, RunRecord]] = []
+    records: _Records = []
     for path in _expand(paths):
         if path.suffix.lower() == ".csv":
             rows += read_csv(path, with_loss)
@@ -53,12 +46,11 @@ def load_runs(*paths: str | os.PathLike[str], with_loss: bool = True) -> Runs:
 
 
 def table(rows: list[dict[str, Any]], excluded: Iterable[Exclusion] = ()) -> Runs:
-    """Rows (one dict per run, as the readers here make them) into a checked table. Raises `RecordError`."""
+    """Rows, as the readers make them, into a checked table. Raises `RecordError`."""
     if not rows:
         left_out = "; ".join(f"{gone.source}: {gone.rule}" for gone in excluded)
-        raise RecordError(
-            "runs", None, "no finished run was found", left_out or "Name files or folders that hold some"
-        )
+        way_out = left_out or "Name files or folders that hold some"
+        raise RecordError("runs", None, "no finished run was found", way_out)
     conventions = {row["flops_convention"]: row["source"] for row in reversed(rows)}
     if len(conventions) > 1:
         named = ", ".join(f"{name} in {source}" for name, source in sorted(conventions.items()))
@@ -66,15 +58,13 @@ def table(rows: list[dict[str, Any]], excluded: Iterable[Exclusion] = ()) -> Run
         raise RecordError(first, "flops_convention", reason, "Fit runs of one convention only")
     _refuse_duplicates(rows)
     names = dict.fromkeys(name for row in rows for name in row["extra"])
-    return Runs(
-        **{
-            name: np.array([row[name] for row in rows], dtype=object if name in _TEXT else float)
-            for name in _COLUMNS
-        },
-        flops_convention=next(iter(conventions)),
-        excluded=tuple(excluded),
-        extra={name: np.array([row["extra"].get(name, "") for row in rows], dtype=object) for name in names},
-    )
+    extra = {name: np.array([row["extra"].get(name, "") for row in rows], dtype=object) for name in names}
+    columns: dict[str, Any] = {
+        name: np.array([row[name] for row in rows], dtype=object if name in _TEXT else float)
+        for name in COLUMNS
+    }
+    convention = next(iter(conventions))
+    return Runs(**columns, flops_convention=convention, excluded=tuple(excluded), extra=extra)
 
 
 def _expand(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
@@ -96,13 +86,8 @@ def _expand(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
     return list(seen.values())
 
 
-# ---------------------------------------------------------------------------------------------- records
-
-
-def _distinct(
-    records: list[tuple[Path, RunRecord]], excluded: list[Exclusion]
-) -> list[tuple[Path, RunRecord]]:
-    """Each record once: a sweep collects copies of those that lie beside the checkpoints."""
+def _distinct(records: _Records, excluded: list[Exclusion]) -> _Records:
+    """Each record once: a sweep collects copies of those beside the checkpoints."""
     first: dict[str, Path] = {}
     kept = []
     for path, record in records:
@@ -114,8 +99,8 @@ def _distinct(
     return kept
 
 
-def _latest(records: list[tuple[Path, RunRecord]], excluded: list[Exclusion]) -> list[tuple[Path, RunRecord]]:
-    runs: dict[tuple, list[tuple[Path, RunRecord]]] = {}
+def _latest(records: _Records, excluded: list[Exclusion]) -> _Records:
+    runs: dict[tuple, _Records] = {}
     for path, record in records:
         key = (path.parent.resolve(), record.run_name, record.seed, record.d_model, record.num_recurrences)
         runs.setdefault((*key, record.steps_planned, record.batch_tokens), []).append((path, record))
@@ -123,19 +108,18 @@ def _latest(records: list[tuple[Path, RunRecord]], excluded: list[Exclusion]) ->
     for members in runs.values():
         last = max((record.steps for _, record in members if record.finished), default=0)
         for path, record in members:
+            if record.finished and record.steps == last:
+                kept.append((path, record))
+                continue
+            rule = f"step {record.steps} of a run that has a record at step {last}"
             if not record.finished:
                 rule = f"status={record.status} ({record.stop_reason or 'no reason given'})"
-                excluded.append(Exclusion(str(path), rule))
-            elif record.steps == last:
-                kept.append((path, record))
-            else:
-                rule = f"step {record.steps} of a run that has a record at step {last}"
-                excluded.append(Exclusion(str(path), rule))
+            excluded.append(Exclusion(str(path), rule))
     return kept
 
 
 def _row_of_record(path: Path, record: RunRecord) -> dict[str, Any]:
-    row = {name: getattr(record, name) for name in _COLUMNS if hasattr(record, name)}
+    row = {name: getattr(record, name) for name in COLUMNS if hasattr(record, name)}
     injection, bptt = architecture(record.components, record.num_recurrences)
     return row | {
         "source": str(path),

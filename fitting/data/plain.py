@@ -20,7 +20,7 @@ def optional() -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses as dicts, tuples as lists, and numbers that are not finite as null, since JSON cannot hold them."""
+    """Dataclasses as dicts, tuples as lists, and numbers that are not finite as null."""
     if is_dataclass(value):
         items = [(f, getattr(value, f.name)) for f in fields(value)]
         return {f.name: plain(item) for f, item in items if item is not None or _LEFT_OUT not in f.metadata}
@@ -32,20 +32,27 @@ def plain(value: Any) -> Any:
 
 
 def read(kind: type[T], value: Any, where: str = "the file") -> T:
-    """A dataclass of type `kind` from what `plain` made of it; keys that it does not know are passed over.
+    """A `kind` from what `plain` made of it; unknown keys are passed over.
 
     Raises `FitError` naming the first place, as seen from `where`, that holds something else.
     """
-    found: T = _read(kind, value, where)
-    return found
+    return _read(kind, value, where)
 
 
 def _read(kind: Any, value: Any, where: str) -> Any:
     origin, parts = get_origin(kind), get_args(kind)
-    if kind is Any or (kind is NoneType and value is None):
+    if kind is Any or (value is None and kind is NoneType):
         return value
     if origin in (Union, UnionType):
-        return _read_first(parts, value, where)
+        if value is None and NoneType in parts:
+            return None
+        problems = []
+        for part in parts:
+            try:
+                return _read(part, value, where)
+            except FitError as error:
+                problems.append(error)
+        raise problems[0]
     if origin is tuple and isinstance(value, list):
         each = parts[:1] * len(value) if parts[-1] is Ellipsis else parts
         if len(each) == len(value):
@@ -66,19 +73,6 @@ def _read(kind: Any, value: Any, where: str) -> Any:
         if kind is bool or not isinstance(value, bool):
             return value
     raise FitError(f"{where} is {value!r:.60}, which is not of type {getattr(kind, '__name__', kind)}")
-
-
-def _read_first(parts: tuple[Any, ...], value: Any, where: str) -> Any:
-    """By the first of several types that the value is of."""
-    if value is None and NoneType in parts:
-        return None
-    problems = []
-    for part in parts:
-        try:
-            return _read(part, value, where)
-        except FitError as error:
-            problems.append(error)
-    raise problems[0]
 
 
 @lru_cache

@@ -10,15 +10,10 @@ from typing import Any
 
 from fitting.records import RunRecord
 
-Naming = Callable[[str], str]
-
 
 @dataclass(frozen=True)
 class Training:
-    """What training took, over all records: sums of tokens, FLOPs and seconds.
-
-    `most_epochs` is the largest number of passes over the data, `unique_tokens` the smallest number of distinct tokens.
-    """
+    """What training took, over all records: sums, the least `unique_tokens`, and the most passes over the data."""
 
     records: int
     tokens: int
@@ -32,10 +27,8 @@ class Training:
 
 @dataclass(frozen=True)
 class Provenance:
-    """What a report was made of; `runs` are as given to the command, `options` choose runs and law.
-
-    `sha256` has the digest of every file that was read. `records_without_provenance` lists records that lack their
-    settings, code version or data hash.
+    """What a report was made of: `runs` as given to the command, `options` that choose runs and law, the `sha256` of
+    every file that was read, and the records that lack their settings, code version or data hash.
     """
 
     runs: tuple[str, ...]
@@ -48,15 +41,11 @@ class Provenance:
 
 
 def describe(
-    named: Sequence[str], files: Iterable[str], options: dict[str, Any], name: Naming = str
+    named: Sequence[str], files: Iterable[str], options: dict[str, Any], name: Callable[[str], str] = str
 ) -> Provenance:
-    """The provenance of a report.
+    """The provenance of a report whose command was given runs as `named` and read `files`.
 
-    Args:
-        named: runs as they were given to the command.
-        files: the files that were read.
-        options: of the command; what chooses runs and law.
-        name: how the report names a file.
+    `name` gives the name of a file in the report.
     """
     digests: dict[str, str] = {}
     records, lacking = [], []
@@ -75,7 +64,7 @@ def describe(
             # A run whose record is in two folders was trained once.
             records.append(record)
     return Provenance(
-        runs=tuple(name(path) for path in named),
+        runs=tuple(map(name, named)),
         options=options,
         sha256=digests,
         code_versions=tuple(sorted({r.code_version for r in records})),

@@ -1,7 +1,4 @@
-"""The table of runs that every fit reads: one numpy column per quantity, and the cells that resampling draws.
-
-Shapes: n runs; every array below has shape (n,).
-"""
+"""The table of runs that every fit reads: columns of shape (n,), and the cells that resampling draws."""
 
 from __future__ import annotations
 
@@ -18,14 +15,14 @@ import numpy as np
 from fitting.errors import FitError
 
 COUNT_TOLERANCE = 1e-4
-"""Parameter counts this close (relative) count as those of a layout; the norms alone may differ."""
+"""Parameter counts this close (relative) are those of a layout; the norms may differ."""
 CELL_TOLERANCE = 0.02
-"""Runs without a nominal budget share a cell when their training FLOPs differ by less than this fraction."""
+"""Runs without a nominal budget share a cell when their FLOPs differ by less than this fraction."""
 
 
 @dataclass(frozen=True)
 class Exclusion:
-    """A run that was read and is not fitted, with the rule that took it out (never silently)."""
+    """A run that was read and is not fitted, with the rule that took it out."""
 
     source: str
     rule: str
@@ -33,10 +30,9 @@ class Exclusion:
 
 @dataclass(frozen=True, eq=False)
 class Runs:
-    """n finished training runs, all counted in one FLOPs convention.
+    """n finished training runs. FLOPs are training FLOPs in one convention, losses nats per token.
 
-    Counts are parameters and tokens, `flops_per_token` training FLOPs per token, `val_loss` nats per token.
-    `n_rec` holds the injection (or lanes) as well as the block; `n_injection` says how much of it that is.
+    `n_rec` holds the injection (or lanes) as well as the block; `n_injection` is its part of it.
     """
 
     source: np.ndarray
@@ -73,11 +69,9 @@ class Runs:
             f"{self.cell_count} cells, convention {self.flops_convention}, {len(self.excluded)} excluded)"
         )
 
-    # ------------------------------------------------------------------------------------------ derived
-
     @cached_property
     def training_flops(self) -> np.ndarray:
-        """C = F·D of each run, from logged F and D, never from the approximation 6·N·D."""
+        """C = F·D from logged F and D, never the approximation 6·N·D."""
         return np.asarray(self.flops_per_token * self.tokens)
 
     @cached_property
@@ -92,11 +86,9 @@ class Runs:
 
     @cached_property
     def n_at_r1(self) -> np.ndarray:
-        """N of the model of r=1 with the same width and the same effective depth, from the layer counts.
+        """N of the model of r=1 with the same width and effective depth, as an r=1 run of the table has it.
 
-        The block is unrolled and the injection left out: (prelude + r·recurrent + coda) layers of 12d² + 2d
-        plus three norms of d. Where the table holds an r=1 run of this width, its own count is used. NaN where
-        the layers are unknown and there is no such run.
+        Else (prelude + r·recurrent + coda) layers of 12d² + 2d and three norms of d; NaN for unknown layers.
         """
         depth = self.prelude_layers + self.r * self.recurrent_layers + self.coda_layers
         unrolled = depth * (12 * self.d_model**2 + 2 * self.d_model) + 3 * self.d_model
@@ -109,7 +101,7 @@ class Runs:
 
     @cached_property
     def budget(self) -> np.ndarray:
-        """The nominal budget; where it is missing, the geometric mean of those C that are within 2% of each other."""
+        """The nominal budget; where it is missing, the geometric mean of C within 2% of each other."""
         budget = self.flops_budget.copy()
         bare = np.flatnonzero(np.isnan(budget))
         order = bare[np.argsort(self.training_flops[bare], kind="stable")]
@@ -140,15 +132,9 @@ class Runs:
         """G, the number of non-empty cells."""
         return int(self.cell.max()) + 1 if len(self) else 0
 
-    # ------------------------------------------------------------------------------------------ selection
-
     def take(self, chosen: np.ndarray, excluded: Sequence[Exclusion] = ()) -> Runs:
         """The runs at `chosen` (mask or indices); `excluded` is added to the list of exclusions."""
-        columns: dict[str, Any] = {
-            f.name: getattr(self, f.name)[chosen]
-            for f in dataclasses.fields(self)
-            if isinstance(getattr(self, f.name), np.ndarray)
-        }
+        columns: dict[str, Any] = {name: getattr(self, name)[chosen] for name in COLUMNS}
         extra = {name: column[chosen] for name, column in self.extra.items()}
         return dataclasses.replace(self, **columns, extra=extra, excluded=(*self.excluded, *excluded))
 
@@ -164,23 +150,19 @@ class Runs:
 
     def where(self, *rules: str) -> Runs:
         """Keep the runs that satisfy every rule, e.g. `where("r>1", "budget<=2.15e18")`. Raises `FitError`."""
-        kept = self
-        for rule in rules:
-            kept = kept._apply(rule, keep=True)
-        return kept
+        return self._filtered(rules, keep=True)
 
     def exclude(self, *rules: str) -> Runs:
         """Leave out the runs that satisfy any rule, e.g. `exclude("quality=inferred")`. Raises `FitError`."""
+        return self._filtered(rules, keep=False)
+
+    def _filtered(self, rules: Sequence[str], keep: bool) -> Runs:
         kept = self
         for rule in rules:
-            kept = kept._apply(rule, keep=False)
+            chosen = kept._matches(rule) == keep
+            word = f"not where {rule}" if keep else f"excluded by {rule}"
+            kept = kept.take(chosen, [Exclusion(str(source), word) for source in kept.source[~chosen]])
         return kept
-
-    def _apply(self, rule: str, keep: bool) -> Runs:
-        matches = self._matches(rule)
-        chosen = matches if keep else ~matches
-        word = f"not where {rule}" if keep else f"excluded by {rule}"
-        return self.take(chosen, [Exclusion(str(source), word) for source in self.source[~chosen]])
 
     def _matches(self, rule: str) -> np.ndarray:
         parsed = re.fullmatch(r"\s*(\w+)\s*(<=|>=|!=|==|=|<|>)\s*(.+?)\s*", rule)
@@ -199,12 +181,14 @@ class Runs:
         if sign not in (operator.eq, operator.ne):
             raise FitError(f"The rule {rule!r} orders text. Use = or != for the column {parsed[1]}")
         if parsed[1] == "source":
-            # The end of a path will do: the same files may be elsewhere next time.
+            # Files may be elsewhere next time: the end of a path will do.
             same = [str(value) == text or str(value).endswith(f"/{text}") for value in column]
             return np.array(same, dtype=bool) == (sign is operator.eq)
         return np.array([sign(str(value), text) for value in column], dtype=bool)
 
 
+COLUMNS = tuple(f.name for f in dataclasses.fields(Runs) if f.type == "np.ndarray")
+"""Names of the columns that every table has."""
 _RULE_COLUMNS = (
     "source", "r", "d_model", "flops_per_token", "tokens", "val_loss", "budget", "injection", "bptt", "seed",
     "n_once", "n_rec", "training_flops", "architecture",
@@ -223,9 +207,7 @@ def concatenate(first: Runs, second: Runs) -> Runs:
             f"{second.flops_convention}. Fit runs of one convention only"
         )
     columns: dict[str, Any] = {
-        f.name: np.concatenate([getattr(first, f.name), getattr(second, f.name)])
-        for f in dataclasses.fields(first)
-        if isinstance(getattr(first, f.name), np.ndarray)
+        name: np.concatenate([getattr(first, name), getattr(second, name)]) for name in COLUMNS
     }
     shared = first.extra.keys() & second.extra.keys()
     extra = {name: np.concatenate([first.extra[name], second.extra[name]]) for name in sorted(shared)}

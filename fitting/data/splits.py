@@ -1,8 +1,7 @@
-"""Where the injection is counted: the named choice that phi depends on.
+"""Where the injection is counted: in N_once (used once per token) or in N_rec (used at every recurrence).
 
-The joint law needs N_once (used once per token) and N_rec (used at every recurrence). The injection runs at
-every recurrence, so the paper's text puts it in N_rec; the constants it published come from another split.
-phi moves by 0.025 between them, so every phi is reported with the name of its split.
+The paper's text puts it in N_rec, its published constants come from another split, and phi moves by 0.025
+between them. So every phi is reported with the name of its split.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Counts = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Split:
-    """A rule that gives (N_once, N_rec), each (n,), for a table of n runs. Call it with the runs."""
+    """A rule that gives (N_once, N_rec), each (n,), for n runs. Call it with the runs."""
 
     name: str
     description: str
@@ -39,19 +38,17 @@ def _injection_once(runs: Runs) -> Counts:
 
 
 def _regressed_as_linear(runs: Runs) -> Counts:
-    """N(r) regressed on 16/r at each width, which divides the 2d² of the injection between slope and intercept.
+    """N(r) regressed on 16/r at each width, which divides the injection between slope and intercept.
 
-    The least-squares line through (16/r, 2d²·[r>1]) for 16/r = 16, 8, 4, 2 has slope -17/115 d² and intercept
-    300/115 d²; the r=1 model, which has no injection, tilts it.
+    The least-squares line through (16/r, 2d²·[r>1]) for 16/r = 16, 8, 4, 2 has slope -17/115 d² and
+    intercept 300/115 d².
     """
     _require_layouts(runs, np.ones(len(runs), dtype=bool), "regressed_as_linear")
     layer = 12 * runs.d_model**2 + 2 * runs.d_model
     _require_counts(runs, layer)
     square = runs.d_model**2
-    return (
-        4 * layer + 3 * runs.d_model + 300 / 115 * square,
-        16 / runs.r * (layer - 17 / 115 * square),
-    )
+    once = 4 * layer + 3 * runs.d_model + 300 / 115 * square
+    return once, 16 / runs.r * (layer - 17 / 115 * square)
 
 
 def _regressed(runs: Runs) -> Counts:
@@ -66,23 +63,19 @@ def _require_layouts(runs: Runs, accepted: np.ndarray, name: str) -> None:
     whole = (runs.r == 1) & (once + runs.recurrent_layers == 20)
     wrong = ~(accepted & (as_published | whole))
     if wrong.any():
-        of_linear = name == "regressed"
-        hint = ""
-        if of_linear and (as_published | whole)[wrong].all():
-            hint = (
-                "; regressed_as_linear applies the linear formula to them, as the published hyperconnections "
-                "value did"
-            )
+        linear, hint = " with linear injection" if name == "regressed" else "", ""
+        if linear and (as_published | whole)[wrong].all():
+            hint = "; regressed_as_linear applies the linear formula to them"
+            hint += ", as the published hyperconnections value did"
         raise FitError(
-            f"The split '{name}' is defined for the 2-(16/r)-2 layouts"
-            f"{' with linear injection' if of_linear else ''} only; {int(wrong.sum())} of {len(runs)} runs "
-            f"differ, first {runs.source[wrong][0]} ({runs.architecture[wrong][0]}). "
+            f"The split '{name}' is defined for the 2-(16/r)-2 layouts{linear} only; {int(wrong.sum())} of "
+            f"{len(runs)} runs differ, first {runs.source[wrong][0]} ({runs.architecture[wrong][0]}). "
             f"Use paper or injection_once{hint}"
         )
 
 
 def _require_counts(runs: Runs, layer: np.ndarray) -> None:
-    """The formula knows the width only: refuse runs whose own counts it would silently replace."""
+    """The formula knows the width only, and would silently replace other counts."""
     expected = (4 + 16 / runs.r) * layer + 3 * runs.d_model + runs.n_injection
     wrong = np.abs(runs.n_total / expected - 1) > COUNT_TOLERANCE
     if wrong.any():

@@ -23,7 +23,7 @@ from fitting.laws import JointLaw, Law, multipliers
 
 @dataclass(frozen=True)
 class GroupResidual:
-    """Residuals of the runs that share one r or one budget (`group`), in nats; `max` is the largest size."""
+    """Residuals (nats) of the runs that share one r or budget (`group`); `max` is the largest size."""
 
     group: float
     runs: int
@@ -49,20 +49,19 @@ class Scatter:
     run: float
     cell: float
     cell_share_of_mean: float
-    """Spread of the cells' means over the spread that independent runs would give them; 1 means no cell effect."""
+    """Spread of the cells' means over that of independent runs; 1 means no cell effect."""
 
 
 def no_cell_with_two_runs(cell: np.ndarray) -> str | None:
-    """Says that every cell (n,) has one run only, if so: scatter of runs and of cells cannot be told apart then."""
-    cells, counts = np.unique(cell, return_counts=True)
-    if counts.max() > 1:
-        return None
-    return f"no cell of {len(cells)} has two runs"
+    """Says so if every cell (n,) has one run only."""
+    cells = len(np.unique(cell))
+    return None if cells < len(cell) else f"no cell of {cells} has two runs"
 
 
 def scatter(residuals: np.ndarray, cell: np.ndarray, parameters: int) -> Scatter:
-    """One-way analysis of variance of residuals (n,) over cells (n,), with the degrees of freedom of the fit taken off.
-    Raises `FitError` when no cell has two runs, since the two parts cannot be told apart then.
+    """One-way analysis of variance of residuals (n,) over cells (n,), less the fit's degrees of freedom.
+
+    Raises `FitError` when no cell has two runs.
     """
     reason = no_cell_with_two_runs(cell)
     if reason:
@@ -72,11 +71,9 @@ def scatter(residuals: np.ndarray, cell: np.ndarray, parameters: int) -> Scatter
         )
     cells, counts = np.unique(cell, return_counts=True)
     means = np.array([residuals[cell == c].mean() for c in cells])
-    within_freedom = max(len(residuals) - len(cells), 1)
     within = float(sum(((residuals[cell == c] - m) ** 2).sum() for c, m in zip(cells, means, strict=True)))
-    within /= within_freedom
-    between_freedom = max(len(cells) - parameters, 1)
-    between = float((counts * means**2).sum()) / between_freedom
+    within /= max(len(residuals) - len(cells), 1)
+    between = float((counts * means**2).sum()) / max(len(cells) - parameters, 1)
     size = float((counts.sum() - (counts**2).sum() / counts.sum()) / max(len(cells) - 1, 1))
     effect = max(0.0, (between - within) / size)
     ratio = float(np.sqrt(between / within)) if within > 0 else float("inf")
@@ -85,7 +82,7 @@ def scatter(residuals: np.ndarray, cell: np.ndarray, parameters: int) -> Scatter
 
 @dataclass(frozen=True)
 class Attempt:
-    """A fit to some of the runs; `parameters` is None where they cannot carry the law, and `message` says why."""
+    """A fit to some of the runs; without `parameters` where `message` says why."""
 
     runs: int
     parameters: dict[str, float] | None
@@ -111,7 +108,7 @@ def attempt(runs: Runs, law: Law, refused: str, search: dict[str, Any]) -> Attem
 
 
 def halves(runs: Runs, law: Law, **search: Any) -> tuple[Half, ...]:
-    """The law fitted to the lower and to the upper half of the budgets, with the keywords `search` of `fit`."""
+    """The law fitted to each half of the budgets, with the keywords `search` of `fit`."""
     budgets = np.unique(runs.budget)
     cut = budgets[(len(budgets) - 1) // 2]
     rows = []
@@ -124,7 +121,7 @@ def halves(runs: Runs, law: Law, **search: Any) -> tuple[Half, ...]:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A refit without one group of runs, the budget, r or cell `left_out`; the RMSE on these runs is in nats."""
+    """A refit without the budget, r or cell `left_out`, and its RMSE on these runs in nats."""
 
     left_out: float
     runs: int
@@ -136,7 +133,7 @@ class LeftOut:
 def leave_out(
     runs: Runs, result: FitResult, groups: np.ndarray, workers: int | None = None
 ) -> tuple[LeftOut, ...]:
-    """Refit without each group (n,) in turn; the reported parameters and the RMSE on what was left out."""
+    """Refit without each group (n,) in turn."""
     labels = np.unique(groups)
     x = result.law.inputs(runs)
     observed = np.log(runs.val_loss)
@@ -147,21 +144,17 @@ def leave_out(
     rows = []
     for label, point, loss, slope in zip(labels, theta, predicted, jacobian, strict=True):
         out = groups == label
-        values = map(float, result.law.to_reported(point))
-        parameters = dict(zip(result.law.param_names, values, strict=True))
         rmse = float(np.sqrt(((runs.val_loss - loss)[out] ** 2).mean()))
         status = _refit_status(result.law, point, slope[:, ~out])
-        rows.append(LeftOut(label.item(), int(out.sum()), parameters, rmse, status))
+        rows.append(LeftOut(label.item(), int(out.sum()), result.law.named(point), rmse, status))
     return tuple(rows)
 
 
 def _refit_status(law: Law, theta: np.ndarray, jacobian: np.ndarray) -> str:
-    """What can be said of a refit without a search of its own: at the box's edge, or ill-conditioned."""
-    found = []
+    """What can be said of a refit without a search of its own."""
     near = at_bounds(law, theta)
-    if near:
-        found.append(f"at bound: {', '.join(near)}")
-    # Held parameters are not estimated, so that they do not count for the condition of the others.
+    found = [f"at bound: {', '.join(near)}"] if near else []
+    # Parameters that are held do not count for the condition of the others.
     free = np.array([name not in near for name in law.param_names])
     if free.any() and conditioning(jacobian[free])[0] > WORST_CONDITION:
         found.append("ill-conditioned")
@@ -172,19 +165,12 @@ def rival_laws(split: Split) -> list[Law]:
     """The joint law and its rivals, under one split."""
     m = multipliers
     powers = (m.Power(), m.FixedPower(0), m.FixedPower(1))
-    forms = (
-        *powers,
-        m.PerRecurrence(),
-        m.Saturating(),
-        m.LogGrowth(),
-        m.DriftingPower(),
-        m.TokenDriftingPower(),
-    )
-    return [JointLaw(form, split) for form in forms]
+    rivals = (m.PerRecurrence(), m.Saturating(), m.LogGrowth(), m.DriftingPower(), m.TokenDriftingPower())
+    return [JointLaw(form, split) for form in (*powers, *rivals)]
 
 
 def aicc(result: FitResult) -> float:
-    """2n·log Q + 2k + 2k(k+1)/(n-k-1) with k = parameters + 1. Lower is better; only differences mean something."""
+    """2n·log Q + 2k + 2k(k+1)/(n-k-1), k = parameters + 1. Only differences mean something: lower is better."""
     n, k = result.runs, len(result.parameters) + 1
     if n - k - 1 <= 0 or result.objective <= 0:
         return float("nan")
@@ -193,7 +179,7 @@ def aicc(result: FitResult) -> float:
 
 @dataclass(frozen=True)
 class RivalFit:
-    """One form of the law fitted to the same runs as the others; errors on held-out groups are RMSE in nats."""
+    """One form of the law fitted to the same runs as the others; errors are RMSE in nats."""
 
     law: str
     parameters: dict[str, float]
@@ -223,17 +209,14 @@ class RivalRefused:
 
 
 def compare_laws(runs: Runs, laws: Sequence[Law], **search: Any) -> tuple[RivalFit | RivalRefused, ...]:
-    """Every law fitted to the same runs with the keywords `search` of `fit`: AICc and held-out RMSE by budget, by cell
-    and by r (nats).
+    """Every law fitted to the same runs with the keywords `search` of `fit`, and its held-out errors.
 
-    A parameter for one r alone cannot be learnt without that r, so `PerRecurrence` has no held-out error by r.
+    `PerRecurrence` has none by r: its parameters cannot be learnt without their r.
     """
 
     def held_out(result: FitResult, groups: np.ndarray) -> float:
-        total = sum(
-            row.runs * row.held_out_rmse**2 for row in leave_out(runs, result, groups, search.get("workers"))
-        )
-        return float(np.sqrt(total / len(runs)))
+        rows = leave_out(runs, result, groups, search.get("workers"))
+        return float(np.sqrt(sum(row.runs * row.held_out_rmse**2 for row in rows) / len(runs)))
 
     rows: list[RivalFit | RivalRefused] = []
     for law in laws:
@@ -243,20 +226,11 @@ def compare_laws(runs: Runs, laws: Sequence[Law], **search: Any) -> tuple[RivalF
             rows.append(RivalRefused(law.name, str(error)))
             continue
         free = isinstance(getattr(result.law, "multiplier", None), multipliers.PerRecurrence)
-        rows.append(
-            RivalFit(
-                result.law.name,
-                result.parameters,
-                len(result.parameters),
-                aicc(result),
-                result.rmse,
-                result.r_squared,
-                held_out(result, runs.budget),
-                held_out(result, runs.cell),
-                held_out(result, runs.r) if not free and len(runs.recurrences) > 2 else None,
-                result.status.value,
-                result.message,
-            )
-        )
+        by_r = held_out(result, runs.r) if not free and len(runs.recurrences) > 2 else None
+        errors = (held_out(result, runs.budget), held_out(result, runs.cell), by_r)
+        quality = (aicc(result), result.rmse, result.r_squared)
+        doubt = (result.status.value, result.message)
+        parameters = result.parameters
+        rows.append(RivalFit(result.law.name, parameters, len(parameters), *quality, *errors, *doubt))
     best = min((row.aicc for row in rows if math.isfinite(row.aicc)), default=math.nan)
     return tuple(replace(row, aicc_difference=row.aicc - best) for row in rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize as scipy_minimize
@@ -14,7 +15,6 @@ from fitting.estimation.results import FitResult, SolverCheck, Status
 from fitting.estimation.solver import Problem, multi_start, uniform_starts
 from fitting.laws import ChinchillaLaw, Inputs, JointLaw, Law
 
-DEFAULT_STARTS = 500
 WORST_CONDITION = 1e8
 FEWEST_AGREEING = 5
 GRADIENT_TOLERANCE = 1e-4
@@ -22,22 +22,17 @@ FARTHEST_EXPONENT = 1e-3
 """Solvers whose exponents are further apart than this do not confirm each other."""
 # The check solver sees the objective times this: its tolerances are absolute in part.
 _CHECK_SCALE = 1e6
-_CHECK_SOLVER = "scipy TNC"
+_CHECK_SOLVER, _CHECK_TRIES = "scipy TNC", 3
 
 
 def fit(
-    runs: Runs,
-    law: Law | None = None,
-    *,
-    starts: int = DEFAULT_STARTS,
-    seed: int = 0,
-    workers: int | None = None,
+    runs: Runs, law: Law | None = None, *, starts: int = 500, seed: int = 0, workers: int | None = None
 ) -> FitResult:
-    """Fit `law` (the joint law with phi free by default) to the runs: least sum of Huber losses of log L over many
-    starts, as in arXiv 2604.21106.
+    """Fit `law` (the joint law with phi free by default): least sum of Huber losses of log L over many starts,
+    as in arXiv 2604.21106. The number of `workers` (threads) does not change the result.
 
-    The result is the same for any number of `workers` (threads). Raises `FitError` when the runs cannot
-    identify the law: too few, one budget only, a single r, several architectures mixed at one r.
+    Raises `FitError` when the runs cannot identify the law: too few, one budget only, a single r, several
+    architectures mixed at one r.
     """
     law = law if law is not None else JointLaw()
     refuse_mixed(runs)
@@ -45,26 +40,17 @@ def fit(
     return fit_inputs(law.bound_to(x), x, runs, starts=starts, seed=seed, workers=workers)
 
 
-def fit_inputs(
-    law: Law,
-    x: Inputs,
-    runs: Runs,
-    *,
-    starts: int = DEFAULT_STARTS,
-    seed: int = 0,
-    workers: int | None = None,
-) -> FitResult:
-    """Fit a bound law to inputs that are made already (a paired study brings its own). Raises `FitError`."""
+def fit_inputs(law: Law, x: Inputs, runs: Runs, *, starts: int, seed: int, workers: int | None) -> FitResult:
+    """Fit a bound law to given inputs (a paired study brings its own). Raises `FitError`."""
     if starts < 1:
         raise FitError(
             f"{starts} starts are no search. Give at least 1; below {FEWEST_AGREEING} a fit is doubtful"
         )
-    check_form(law)
+    low, high = _checked_bounds(law)
     refuse_unidentified(law, runs)
     check_shapes(law, x)
     observed = np.log(runs.val_loss)
-    bounds = np.asarray(law.bounds, dtype=float)
-    problem = Problem(law, x, observed, np.ones(len(runs)), bounds[:, 0], bounds[:, 1])
+    problem = Problem(law, x, observed, np.ones(len(runs)), low, high)
     points = uniform_starts(law, starts, np.random.default_rng(seed))
     search = multi_start(problem, law.improve_starts(points, x, observed), workers=workers)
     theta, objective = search.best.theta[0], float(search.best.objective[0])
@@ -75,11 +61,10 @@ def fit_inputs(
     log_predicted, jacobian = (part[0] for part in law.log_loss_and_gradient(theta[None], x))
     residuals = runs.val_loss - np.exp(log_predicted)
     condition, correlations = conditioning(jacobian)
-    check = second_solver(problem, theta, objective, seed)
     spread = float(((runs.val_loss - runs.val_loss.mean()) ** 2).sum())
     result = FitResult(
         law=law,
-        parameters=dict(zip(law.param_names, map(float, law.to_reported(theta)), strict=True)),
+        parameters=law.named(theta),
         theta=theta,
         objective=objective,
         r_squared=1 - float((residuals**2).sum()) / spread,
@@ -93,7 +78,7 @@ def fit_inputs(
         correlations=correlations,
         at_bound=at_bounds(law, theta),
         problems=(),
-        check=check,
+        check=second_solver(problem, theta, objective, seed),
         seed=seed,
         residuals=residuals,
         log_residuals=observed - log_predicted,
@@ -101,21 +86,16 @@ def fit_inputs(
     )
     problems = _problems(result, float(search.best.predicted[0]))
     wrong = gradient_error(law, theta, x)
-    return replace(result, problems=(*problems, *([(Status.WRONG_GRADIENT, wrong)] if wrong else [])))
+    return replace(result, problems=(*problems, (Status.WRONG_GRADIENT, wrong)) if wrong else problems)
 
 
-def fit_architectures(
-    runs: Runs, *, starts: int = DEFAULT_STARTS, seed: int = 0, workers: int | None = None
-) -> dict[float, FitResult]:
-    """A Chinchilla fit for every r, as in the paper's table. Raises `FitError` as `fit` does."""
-    return {
-        float(r): fit(runs.take(runs.r == r), ChinchillaLaw(), starts=starts, seed=seed, workers=workers)
-        for r in runs.recurrences
-    }
+def fit_architectures(runs: Runs, **search: Any) -> dict[float, FitResult]:
+    """A Chinchilla fit for every r, as in the paper's table, with keywords and errors of `fit`."""
+    return {float(r): fit(runs.take(runs.r == r), ChinchillaLaw(), **search) for r in runs.recurrences}
 
 
 def refuse_unidentified(law: Law, runs: Runs) -> None:
-    """Raise `FitError`, saying what cannot be identified, before any number is computed."""
+    """Raise `FitError` saying what cannot be identified."""
     count = len(law.param_names)
     if len(runs) <= count:
         raise FitError(
@@ -145,9 +125,8 @@ def refuse_mixed(runs: Runs) -> None:
         chosen = runs.r == r
         labels = np.unique(runs.architecture[chosen].astype(str))
         if len(labels) > 1:
-            injections = np.unique(runs.injection[chosen].astype(str))
-            name, values = "injection", injections
-            if len(injections) == 1:
+            name, values = "injection", np.unique(runs.injection[chosen].astype(str))
+            if len(values) == 1:
                 name, values = "bptt", np.unique(runs.bptt[chosen].astype(str))
             raise FitError(
                 f"The runs with r={r:g} are of several architectures ({'; '.join(labels)}), one law cannot mean "
@@ -156,8 +135,8 @@ def refuse_mixed(runs: Runs) -> None:
             )
 
 
-def check_form(law: Law) -> None:
-    """Raise `FitError` when a law's `param_names` or `bounds` are not what `Law` asks for."""
+def _checked_bounds(law: Law) -> tuple[np.ndarray, np.ndarray]:
+    """Low and high ends (P,) of a law's box, if its names and bounds are what `Law` asks for."""
     label = law.name or type(law).__name__
     names = getattr(law, "param_names", None)
     if not isinstance(names, tuple | list) or not names or not all(isinstance(n, str) for n in names):
@@ -177,16 +156,18 @@ def check_form(law: Law) -> None:
         )
     if not (np.isfinite(bounds).all() and (bounds[:, 0] <= bounds[:, 1]).all()):
         raise FitError(f"The law {label} has bounds {bounds.tolist()}. Give finite ends, the low one first")
+    return bounds[:, 0], bounds[:, 1]
 
 
 def check_shapes(law: Law, x: Inputs) -> None:
-    """Raise `FitError` when a law's predictions or gradients do not have the shapes that `Law` asks for. What the law
-    itself raises is a bug of the law and passes through.
+    """Raise `FitError` when predictions or gradients have other shapes than `Law` asks for.
+
+    What the law itself raises is a bug and passes through.
     """
     low, high = np.asarray(law.bounds, dtype=float).T
     theta = low + np.array([[0.25], [0.5]]) * (high - low)
-    count, runs = theta.shape[1], len(x)
-    for name, expected in (("predict", (2, runs)), ("gradient", (2, count, runs))):
+    runs = len(x)
+    for name, expected in (("predict", (2, runs)), ("gradient", (2, len(low), runs))):
         with np.errstate(all="ignore"):
             shape = np.shape(getattr(law, name)(theta, x))
         if shape != expected:
@@ -197,7 +178,7 @@ def check_shapes(law: Law, x: Inputs) -> None:
 
 
 def gradient_error(law: Law, theta: np.ndarray, x: Inputs) -> str | None:
-    """Where the law's gradient at `theta` (P,) is more than 1e-4 off the finite differences of its own prediction."""
+    """Where the gradient at `theta` (P,) is more than 1e-4 off the finite differences of the prediction."""
     low, high = np.asarray(law.bounds, dtype=float).T
     step = np.diag(np.maximum(1e-6 * (high - low), 1e-12))
     points = np.concatenate([np.maximum(theta - step, low), np.minimum(theta + step, high)])
@@ -228,10 +209,9 @@ def at_bounds(law: Law, theta: np.ndarray) -> tuple[str, ...]:
 
 
 def conditioning(jacobian: np.ndarray) -> tuple[float, np.ndarray]:
-    """Condition number and correlations (P, P) of the Gauss-Newton matrix scaled to a unit diagonal.
+    """Condition number (infinite for a parameter without effect) and correlations (P, P).
 
-    `jacobian` (P, n) is of log L by the solver's coordinates. A parameter without effect gives an infinite
-    number.
+    They are of the Gauss-Newton matrix scaled to a unit diagonal; `jacobian` (P, n) is of log L.
     """
     matrix = jacobian @ jacobian.T
     diagonal = np.diag(matrix)
@@ -245,14 +225,11 @@ def conditioning(jacobian: np.ndarray) -> tuple[float, np.ndarray]:
     return condition, covariance / spread[:, None] / spread
 
 
-def second_solver(
-    problem: Problem, theta: np.ndarray, objective: float, seed: int, tries: int = 3
-) -> SolverCheck:
+def second_solver(problem: Problem, theta: np.ndarray, objective: float, seed: int) -> SolverCheck:
     """scipy's truncated Newton (TNC) from points near `theta` (P,): does it end at the same place?
 
     It shares no step rule with the batched solver and, unlike scipy's L-BFGS-B, calls no threaded linear
-    algebra, which on matrices this small only waits. It works in coordinates in which the Gauss-Newton
-    matrix is the identity; parameters at a bound are held there.
+    algebra. In its coordinates the Gauss-Newton matrix is the identity; parameters at a bound are held.
     """
     law, x = problem.law, problem.x
     width = problem.upper - problem.lower
@@ -273,18 +250,18 @@ def second_solver(
     def scaled(z: np.ndarray) -> tuple[float, np.ndarray]:
         log_loss, slope = law.log_loss_and_gradient(point(z)[None], x)
         residual = log_loss[0] - problem.log_loss
-        value = float((problem.weights * huber(residual, problem.delta)).sum())
-        gradient = slope[0] @ (problem.weights * psi(residual, problem.delta))
+        value = float((problem.weights * huber(residual)).sum())
+        gradient = slope[0] @ (problem.weights * psi(residual))
         return _CHECK_SCALE * value, _CHECK_SCALE * (back.T @ gradient[free])
 
     exponents = np.array([name not in law.log_parameters for name in law.param_names]) & free
     rng = np.random.default_rng(seed + 1)
     best = SolverCheck(_CHECK_SOLVER, float("inf"), 0.0)
+    options = {"maxfun": 3000, "ftol": 1e-15, "gtol": 1e-9, "xtol": 0}
     start = None
-    for _ in range(tries):
+    for _ in range(_CHECK_TRIES):
         if start is None:
             start = np.linalg.solve(back, 0.01 * (width * rng.standard_normal(len(theta)))[free])
-        options = {"maxfun": 3000, "ftol": 1e-15, "gtol": 1e-9, "xtol": 0}
         with np.errstate(all="ignore"):
             found = scipy_minimize(scaled, start, jac=True, method="TNC", options=options)
         difference = np.abs(point(found.x) - theta)[exponents]
@@ -300,7 +277,7 @@ def second_solver(
 
 
 def _problems(result: FitResult, predicted: float) -> tuple[tuple[Status, str], ...]:
-    """Every reason to doubt a result; `predicted` is the decrease the solver still saw."""
+    """Reasons to doubt a result; `predicted` is the decrease the solver still saw."""
     found: list[tuple[Status, str]] = []
     negligible = 1e-20 * result.runs
     if predicted > 1e-8 * result.objective + negligible:
@@ -309,24 +286,18 @@ def _problems(result: FitResult, predicted: float) -> tuple[tuple[Status, str], 
         text = f"{', '.join(result.at_bound)} not identified: the best value is the box's"
         found.append((Status.AT_BOUND, text))
     if result.condition > WORST_CONDITION:
-        text = (
-            f"condition number {result.condition:.1e} (limit {WORST_CONDITION:.0e}): a combination of the "
-            "parameters is not identified by these runs"
-        )
+        text = f"condition number {result.condition:.1e} (limit {WORST_CONDITION:.0e}): "
+        text += "a combination of the parameters is not identified by these runs"
         found.append((Status.ILL_CONDITIONED, text))
     if result.agreeing < FEWEST_AGREEING:
-        text = (
-            f"{result.agreeing} of {result.starts} starts reached the best objective within 1e-6 (want "
-            f"{FEWEST_AGREEING}); raise the number of starts"
-        )
+        text = f"{result.agreeing} of {result.starts} starts reached the best objective within 1e-6 "
+        text += f"(want {FEWEST_AGREEING}); raise the number of starts"
         found.append((Status.STARTS_DISAGREE, text))
     check = result.check
     if check is not None and result.objective > negligible:
         relative = check.objective / result.objective - 1
         if relative < -1e-6 or relative > 1e-4 or check.largest_difference > FARTHEST_EXPONENT:
-            text = (
-                f"{check.solver} ends at {check.objective:.6e} against {result.objective:.6e}, exponents up to "
-                f"{check.largest_difference:.1e} apart"
-            )
+            text = f"{check.solver} ends at {check.objective:.6e} against {result.objective:.6e}, "
+            text += f"exponents up to {check.largest_difference:.1e} apart"
             found.append((Status.SOLVERS_DISAGREE, text))
     return tuple(found)

@@ -1,6 +1,6 @@
 """The objective of the paper's fits: the sum over runs of Huber(log L_pred - log L) with delta = 1e-3.
 
-It is the sum and not the mean, since absolute tolerances of solvers would stop on a mean n times as early.
+It is not the mean, since absolute tolerances of solvers would stop on a mean n times as early.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ DELTA = 1e-3
 """Where the Huber function turns from quadratic to linear, in log-loss (about 0.0025 nats at L = 2.5)."""
 
 
-def huber(residual: np.ndarray, delta: float = DELTA) -> np.ndarray:
-    """Huber function of log-residuals, any shape: x²/2 inside ±delta, delta·(|x| - delta/2) outside."""
+def huber(residual: np.ndarray) -> np.ndarray:
+    """Huber function of log-residuals, any shape: x²/2 inside ±DELTA, DELTA·(|x| - DELTA/2) outside."""
     size = np.abs(residual)
-    return np.where(size <= delta, 0.5 * residual * residual, delta * (size - 0.5 * delta))
+    return np.where(size <= DELTA, 0.5 * residual * residual, DELTA * (size - 0.5 * DELTA))
 
 
-def psi(residual: np.ndarray, delta: float = DELTA) -> np.ndarray:
-    """The Huber function's derivative: the residual cut at ±delta."""
-    return np.clip(residual, -delta, delta)
+def psi(residual: np.ndarray) -> np.ndarray:
+    """The Huber function's derivative: the residual cut at ±DELTA."""
+    return np.clip(residual, -DELTA, DELTA)
 
 
 def robust_scale(residual: np.ndarray) -> float:
@@ -29,9 +29,9 @@ def robust_scale(residual: np.ndarray) -> float:
     return 1.4826 * float(np.median(np.abs(residual - np.median(residual))))
 
 
-def normal_psi_moments(sigma: float, delta: float = DELTA) -> tuple[float, float]:
+def normal_psi_moments(sigma: float) -> tuple[float, float]:
     """(E[psi'], E[psi²]) for residuals N(0, sigma²), in closed form."""
-    z = delta / sigma
+    z = DELTA / sigma
     inside = math.erf(z / math.sqrt(2))
     density = math.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
-    return inside, sigma * sigma * (inside - 2 * z * density) + delta * delta * (1 - inside)
+    return inside, sigma * sigma * (inside - 2 * z * density) + DELTA * DELTA * (1 - inside)

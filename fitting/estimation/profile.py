@@ -1,8 +1,8 @@
 """The profile likelihood of one parameter under the Huber objective.
 
-T(v) = 2·[Q(v) - Q_min]·E[psi']/E[psi²], with Q(v) the objective minimised over all other parameters at the value v, is
-chi-squared with one degree of freedom if runs are independent; the interval is where T < 3.84. Both expectations are
-those of normal residuals with the scale of the bulk (median absolute deviation), corrected for the parameters.
+T(v) = 2·[Q(v) - Q_min]·E[psi']/E[psi²], Q(v) minimised over all other parameters at the value v, is chi-squared
+with one degree of freedom if runs are independent; the interval is where T < 3.84. The expectations are those of
+normal residuals with the scale of the bulk (median absolute deviation), corrected for the parameters.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ _POINTS = 41
 class Profile:
     """T (k,) at the solver coordinates `theta` (k,) and reported values (k,) of one parameter."""
 
-    name: str
     theta: np.ndarray
     values: np.ndarray
     statistic: np.ndarray
@@ -39,31 +38,25 @@ def profile(
     workers: int | None = None,
 ) -> Profile:
     """T at the given solver coordinates (k,) of the parameter `name`."""
-    law = result.law
-    index = law.param_names.index(name)
-    bounds = np.asarray(law.bounds, dtype=float)
-    count = len(theta)
-    lower, upper = np.tile(bounds[:, 0], (count, 1)), np.tile(bounds[:, 1], (count, 1))
-    lower[:, index] = upper[:, index] = theta
-    starts = np.tile(result.theta, (count, 1))
-    starts[:, index] = theta
-    problem = Problem(law, x, log_loss, np.ones(len(log_loss)), lower, upper)
+    index = result.law.param_names.index(name)
+    low, high = np.asarray(result.law.bounds, dtype=float).T
+    lower, upper, starts = (np.tile(point, (len(theta), 1)) for point in (low, high, result.theta))
+    lower[:, index] = upper[:, index] = starts[:, index] = theta
+    problem = Problem(result.law, x, log_loss, np.ones(len(log_loss)), lower, upper)
     found = minimise(problem, starts, workers=workers)
     freedom = len(log_loss) / (len(log_loss) - len(result.theta))
     scale = robust_scale(result.log_residuals) * np.sqrt(freedom)
-    statistic = np.zeros(count)
+    statistic = np.zeros(len(theta))
     if scale > 0:
         slope, square = normal_psi_moments(float(scale))
         statistic = 2 * np.maximum(found.objective - result.objective, 0.0) * slope / square
-    values = np.tile(result.theta, (count, 1))
-    values[:, index] = theta
-    return Profile(name, theta, law.to_reported(values)[:, index], statistic)
+    return Profile(theta, result.law.to_reported(starts)[:, index], statistic)
 
 
 def profile_curve(
     result: FitResult, x: Inputs, log_loss: np.ndarray, name: str, workers: int | None = None
 ) -> Profile:
-    """T around the optimum, wide enough to pass the cut on both sides where the box allows it."""
+    """T around the optimum, past the cut on both sides where the box allows it."""
     index = result.law.param_names.index(name)
     low, high = np.asarray(result.law.bounds, dtype=float)[index]
     centre = float(result.theta[index])
@@ -72,22 +65,19 @@ def profile_curve(
         grid = np.linspace(max(low, centre - reach), min(high, centre + reach), _POINTS)
         curve = profile(result, x, log_loss, name, np.sort(np.append(grid, centre)), workers)
         ends = curve.statistic[[0, -1]]
-        open_low, open_high = grid[0] > low and ends[0] < CUT, grid[-1] < high and ends[1] < CUT
-        if not (open_low or open_high):
-            if ends.min() < 9 * CUT or (curve.statistic < CUT).sum() > 8:
-                break
-            reach /= 4
-        else:
+        if (grid[0] > low and ends[0] < CUT) or (grid[-1] < high and ends[1] < CUT):
             reach *= 2
+        elif ends.min() < 9 * CUT or (curve.statistic < CUT).sum() > 8:
+            break
+        else:
+            reach /= 4
     return curve
 
 
 def profile_interval(
     result: FitResult, x: Inputs, log_loss: np.ndarray, name: str, workers: int | None = None
 ) -> Interval:
-    """Where T stays below 3.84: sqrt(T) is interpolated to sqrt(3.84) on either side of the estimate. An end that the
-    box cuts off is the box's end.
-    """
+    """Where T < 3.84, by interpolation of sqrt(T). An end that the box cuts off is the box's."""
     curve, estimate = profile_curve(result, x, log_loss, name, workers), result[name]
     root = np.sqrt(curve.statistic)
     ends = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
@@ -28,8 +28,9 @@ class Status(Enum):
 
 @dataclass(frozen=True)
 class Interval:
-    """A 95% interval of one parameter from `low` to `high`, with how it was made (`method`, `resamples`, `seed`) and
-    what it `assumes`. `at_or_below_zero` and `at_or_above_one` count resamples; None where it was made without any.
+    """A 95% interval of one parameter, with how it was made and what it `assumes`.
+
+    `at_or_below_zero` and `at_or_above_one` count resamples; None where it was made without any.
     """
 
     method: str
@@ -50,7 +51,7 @@ class SolverCheck:
     solver: str
     objective: float
     largest_difference: float
-    """Largest difference of an exponent (alpha, beta, phi, ...; not of log A, log B, log E) to the winner."""
+    """Of an exponent (alpha, beta, phi, ...; not log A, log B, log E) to the winner."""
 
 
 Intervals = dict[str, tuple[Interval, ...]]
@@ -58,7 +59,7 @@ Intervals = dict[str, tuple[Interval, ...]]
 
 
 def recommended(intervals: Sequence[Interval]) -> Interval | None:
-    """The one of a parameter's intervals that is to be quoted; None if none was estimated."""
+    """The interval that is to be quoted; None if none was estimated."""
     return next((interval for interval in intervals if interval.recommended), None)
 
 
@@ -76,8 +77,7 @@ class Starts:
 class EffectiveRatio:
     """Sizes of the model with r recurrences relative to that of r=1 at one width, and its training FLOPs per token.
 
-    `effective` is (N_once + m·N_rec)/N(r=1), which hardly depends on where the injection is counted; `unique` is
-    N(r)/N(r=1).
+    `effective` is (N_once + m·N_rec)/N(r=1), which hardly depends on the split; `unique` is N(r)/N(r=1).
     """
 
     r: float
@@ -180,18 +180,15 @@ class FitResult:
     def __getitem__(self, name: str) -> float:
         return self.parameters[name]
 
-    def with_intervals(self, name: str, intervals: tuple[Interval, ...]) -> FitResult:
-        """The same result with intervals for one parameter."""
-        return replace(self, intervals={**self.intervals, name: intervals})
-
     def recommended(self, name: str) -> Interval | None:
-        """The interval of a parameter that is to be quoted; None if none was estimated."""
+        """The interval of a parameter that is to be quoted, if one was estimated."""
         return recommended(self.intervals.get(name, ()))
 
     def summary(self, **more: Any) -> FitSummary:
         """What a report holds of this fit; `more` are those fields that only some fits have."""
         names = list(self.parameters)
         rows = [[c if np.isfinite(c) else None for c in row] for row in self.correlations.tolist()]
+        correlations = zip(names, rows, strict=True)
         same = {f.name: getattr(self, f.name) for f in fields(FitSummary) if hasattr(self, f.name)}
         told = {
             "law": self.law.name,
@@ -199,9 +196,7 @@ class FitResult:
             "starts": Starts(self.starts, self.dropped, self.agreeing),
             "status": self.status.value,
             "condition": self.condition if np.isfinite(self.condition) else None,
-            "correlations": {
-                a: dict(zip(names, row, strict=True)) for a, row in zip(names, rows, strict=True)
-            },
+            "correlations": {name: dict(zip(names, row, strict=True)) for name, row in correlations},
             "second_solver": self.check,
             "theta": None,
         }
@@ -209,5 +204,4 @@ class FitResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        told: dict[str, Any] = plain(self.summary())
-        return told
+        return plain(self.summary())

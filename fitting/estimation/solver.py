@@ -2,11 +2,10 @@
 
 Shapes: S problems (starts, resamples, simulated grids), n runs, P parameters.
 
-Each problem is minimised on its own; batching only shares the arithmetic. A step solves
-`(Jᵀ V J + damping) step = -Jᵀ psi` with V = 1 where a residual is inside ±delta (the true curvature there) and
-V = min(1, lambda)·delta/|residual| outside. With lambda = 1 that is the curvature of the quadratic above the Huber
-function (iteratively reweighted least squares: safe); as steps succeed lambda falls and the step becomes the fast
-Newton-like one. Steps stay in the box: parameters at a bound whose gradient points outwards are held.
+A step solves `(Jᵀ V J + damping) step = -Jᵀ psi` with V = 1 where a residual is inside ±delta (the true
+curvature) and V = min(1, lambda)·delta/|residual| outside. With lambda = 1 that is iteratively reweighted least
+squares, which is safe; as steps succeed lambda falls and the step becomes Newton's. A parameter at a bound whose
+gradient points outwards is held.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,18 +35,16 @@ _TINY = 1e-300
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What is minimised, for S problems at once: sum of weights·Huber(log L_pred - log_loss).
-
-    `log_loss` and `weights` are (n,) when all problems share them, else (S, n); `lower` and `upper` (P,) or (S, P).
-    """
+    """What is minimised, for S problems at once: sum of weights·Huber(log L_pred - log_loss)."""
 
     law: Law
     x: Inputs
     log_loss: np.ndarray
+    """(n,) when all problems share it, else (S, n); so are the weights."""
     weights: np.ndarray
     lower: np.ndarray
+    """(P,) or (S, P); so is the upper bound."""
     upper: np.ndarray
-    delta: float = DELTA
 
     def take(self, chosen: np.ndarray) -> Problem:
         """The problems at `chosen`."""
@@ -55,44 +53,38 @@ class Problem:
         return replace(self, **many)
 
 
-@dataclass(frozen=True, eq=False)
-class Solutions:
-    """Where S problems ended: theta (S, P), objective (S,), gradient (S, P), decrease still predicted (S,)."""
+class Solutions(NamedTuple):
+    """Where S problems ended: theta and gradient (S, P), all else (S,)."""
 
     theta: np.ndarray
     objective: np.ndarray
     gradient: np.ndarray
     predicted: np.ndarray
+    """Decrease that the local model still sees."""
     iterations: np.ndarray
 
     def take(self, chosen: np.ndarray) -> Solutions:
         """The solutions at `chosen`."""
-        return Solutions(*(getattr(self, name)[chosen] for name in self.__dataclass_fields__))
+        return Solutions(*(part[chosen] for part in self))
 
 
 def workers_available() -> int:
-    """How many threads to use when the caller does not say: the cores this process may run on."""
+    """The cores this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
 def minimise(
     problem: Problem, starts: np.ndarray, max_iterations: int = MAX_ITERATIONS, workers: int | None = None
 ) -> Solutions:
-    """Minimise S problems from `starts` (S, P), each on its own. Any number of workers gives the same bits."""
+    """Minimise S problems from `starts` (S, P). Any number of workers gives the same bits."""
     slices = [np.arange(i, min(i + CHUNK, len(starts))) for i in range(0, len(starts), CHUNK)]
 
     def solve(part: np.ndarray) -> Solutions:
         return _minimise_chunk(problem.take(part), starts[part], max_iterations)
 
-    count = min(workers or workers_available(), len(slices))
-    if count > 1:
-        with ThreadPoolExecutor(count) as pool:
-            parts = list(pool.map(solve, slices))
-    else:
-        parts = [solve(part) for part in slices]
-    return Solutions(
-        *(np.concatenate([getattr(p, n) for p in parts]) for n in Solutions.__dataclass_fields__)
-    )
+    with ThreadPoolExecutor(min(workers or workers_available(), len(slices))) as pool:
+        parts = list(pool.map(solve, slices))
+    return Solutions(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +92,6 @@ class MultiStart:
     """The best solution of each of G groups of starts, and how the other starts fared, (G,) each."""
 
     best: Solutions
-    starts: np.ndarray
     dropped: np.ndarray
     agreeing: np.ndarray
     """Starts that ended within 1e-6 relative of the best objective."""
@@ -113,9 +104,9 @@ def multi_start(
     workers: int | None = None,
     stages: Sequence[tuple[int, float, int]] = STAGES,
 ) -> MultiStart:
-    """Minimise from `starts` (S, P) and keep the best of each group (S,) of starts; hopeless starts are dropped early.
+    """Minimise from `starts` (S, P) and keep the best of each group (S,), numbered 0..G-1.
 
-    Groups are numbered 0..G-1. Dropping compares a start only with those of its own group.
+    Hopeless starts are dropped early, by comparison with those of their own group.
     """
     group = np.zeros(len(starts), dtype=int) if group is None else group
     count = int(group.max()) + 1
@@ -138,26 +129,17 @@ def multi_start(
     # Noise-free data ends at rounding error: below this, objectives count as equal.
     floor = 1e-20 * problem.log_loss.shape[-1]
     near = found.objective <= found.objective[best][survivors] * (1 + 1e-6) + floor
-    total = np.bincount(group, minlength=count)
-    return MultiStart(
-        best=found.take(best),
-        starts=total,
-        dropped=total - np.bincount(survivors, minlength=count),
-        agreeing=np.bincount(survivors[near], minlength=count),
-    )
+    dropped = np.bincount(group, minlength=count) - np.bincount(survivors, minlength=count)
+    return MultiStart(found.take(best), dropped, np.bincount(survivors[near], minlength=count))
 
 
 def uniform_starts(law: Law, count: int, rng: np.random.Generator) -> np.ndarray:
     """Starts drawn uniformly from the law's box, (count, P)."""
-    bounds = np.asarray(law.bounds, dtype=float)
-    return rng.uniform(bounds[:, 0], bounds[:, 1], (count, len(bounds)))
+    low, high = np.asarray(law.bounds, dtype=float).T
+    return rng.uniform(low, high, (count, len(low)))
 
 
-# ---------------------------------------------------------------------------------------------- one chunk
-
-
-@dataclass(eq=False)
-class _State:
+class _State(NamedTuple):
     """Where S problems stand: position, residuals (S, n), Jacobian of log L (S, P, n), objective (S,)."""
 
     theta: np.ndarray
@@ -170,10 +152,10 @@ def _evaluate(problem: Problem, theta: np.ndarray) -> _State:
     with np.errstate(all="ignore"):
         log_loss, jacobian = problem.law.log_loss_and_gradient(theta, problem.x)
         residual = log_loss - problem.log_loss
-        objective = (problem.weights * huber(residual, problem.delta)).sum(axis=1)
+        objective = (problem.weights * huber(residual)).sum(axis=1)
     finite = np.isfinite(objective) & np.isfinite(jacobian).all(axis=(1, 2))
     if not finite.all():
-        # A point where the law is not defined: infinitely bad, with nothing that could enter a linear solve.
+        # The law is not defined there: infinitely bad, with nothing that could enter a linear solve.
         objective = np.where(finite, objective, np.inf)
         residual = np.where(finite[:, None], residual, 0.0)
         jacobian = np.where(finite[:, None, None], jacobian, 0.0)
@@ -183,14 +165,13 @@ def _evaluate(problem: Problem, theta: np.ndarray) -> _State:
 def _step(problem: Problem, state: _State, damping: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Step (S, P), projected gradient (S, P) and the decrease that the local model predicts (S,)."""
     size = np.abs(state.residual)
-    outside = np.minimum(1.0, damping)[:, None] * (problem.delta / np.maximum(size, problem.delta))
-    curvature = problem.weights * np.where(size <= problem.delta, 1.0, outside)
-    gradient = (state.jacobian @ (problem.weights * psi(state.residual, problem.delta))[:, :, None])[:, :, 0]
+    outside = np.minimum(1.0, damping)[:, None] * (DELTA / np.maximum(size, DELTA))
+    curvature = problem.weights * np.where(size <= DELTA, 1.0, outside)
+    gradient = (state.jacobian @ (problem.weights * psi(state.residual))[:, :, None])[:, :, 0]
     matrix = (state.jacobian * curvature[:, None, :]) @ state.jacobian.transpose(0, 2, 1)
-    held = ((state.theta <= problem.lower) & (gradient > 0)) | (
-        (state.theta >= problem.upper) & (gradient < 0)
-    )
-    held |= np.broadcast_to(problem.lower == problem.upper, held.shape)
+    held = (state.theta <= problem.lower) & (gradient > 0)
+    held |= (state.theta >= problem.upper) & (gradient < 0)
+    held |= problem.lower == problem.upper
     gradient = np.where(held, 0.0, gradient)
     diagonal = np.einsum("spp->sp", matrix).copy()
     diagonal += (_DAMPING * damping)[:, None] * diagonal + 1e-13 * diagonal.max(axis=1, keepdims=True) + _TINY
@@ -223,8 +204,7 @@ def _minimise_chunk(problem: Problem, starts: np.ndarray, max_iterations: int) -
         # Converged; or at rounding error, where no step can be told to be better.
         done = (predicted <= _CONVERGED * state.objective) & (damping <= 1.0)
         done |= (predicted <= 4e-16 * state.objective) | (state.objective <= 1e-26 * state.residual.shape[1])
-        if iteration == max_iterations:
-            done[:] = True
+        done |= iteration == max_iterations
         if done.any():
             ended = active[done]
             final.theta[ended] = state.theta[done]
@@ -236,9 +216,7 @@ def _minimise_chunk(problem: Problem, starts: np.ndarray, max_iterations: int) -
             if not left.any():
                 break
             active, damping, step = active[left], damping[left], step[left]
-            state = _State(
-                state.theta[left], state.residual[left], state.jacobian[left], state.objective[left]
-            )
+            state = _State(*(values[left] for values in state))
             part = problem.take(active)
         trial = _evaluate(part, np.clip(state.theta + step, part.lower, part.upper))
         better = trial.objective < state.objective

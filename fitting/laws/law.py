@@ -1,7 +1,7 @@
 """What a law is: the class to subclass, and the columns of the runs that it may read.
 
-Shapes: S parameter vectors are evaluated at once on n runs with P parameters.
-theta (S, P) in solver coordinates, predictions (S, n) in nats per token, gradients (S, P, n).
+Shapes, for S parameter vectors at once on n runs with P parameters: theta (S, P) in solver
+coordinates, predictions (S, n) in nats per token, gradients (S, P, n).
 
 A law of your own subclasses `Law`, sets `param_names` and `bounds`, and implements `predict` and `gradient`; name it by
 class path (`--law mypackage.mymodule.MyLaw`) or pass an instance to `fitting.fit`.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
@@ -37,15 +37,14 @@ class Inputs:
 
     @classmethod
     def of(cls, runs: Runs, split: Split, study: np.ndarray | None = None) -> Inputs:
-        """The inputs of a table of runs, counted under `split`. Raises `FitError` where the split is undefined."""
+        """The inputs of `runs` counted under `split`. Raises `FitError` where that is undefined."""
         n_once, n_rec = split(runs)
         zeros = np.zeros(len(runs))
         return cls(n_once, n_rec, runs.r, runs.tokens, runs.training_flops, zeros if study is None else study)
 
     def take(self, chosen: np.ndarray) -> Inputs:
         """The inputs of the runs at `chosen` (mask or indices)."""
-        columns = (self.n_once, self.n_rec, self.r, self.tokens, self.flops, self.study)
-        return Inputs(*(column[chosen] for column in columns))
+        return Inputs(*(getattr(self, f.name)[chosen] for f in fields(self)))
 
     def __len__(self) -> int:
         return len(self.r)
@@ -58,15 +57,14 @@ class Inputs:
     @cached_property
     def n_total(self) -> np.ndarray:
         """N_once + N_rec."""
-        return np.asarray(self.n_once + self.n_rec)
+        return self.n_once + self.n_rec
 
 
 class Law(ABC):
     """A parametric loss surface L(theta; run).
 
-    `param_names` names the P parameters as reported. `bounds` (P, 2) is the box of the solver's coordinates: starts are
-    drawn uniformly from it and the solution stays in it. `log_parameters` names the parameters whose solver coordinate
-    is the natural logarithm of the reported value (A, B and E of the paper's laws).
+    `param_names` names the P parameters as reported. `bounds` (P, 2) is the box of the starts and of the
+    solution, in solver coordinates: the natural logarithms of `log_parameters`, the reported values of others.
     """
 
     name: str = ""
@@ -86,12 +84,12 @@ class Law(ABC):
         """Derivative of `predict` with respect to theta, (S, P, n)."""
 
     def log_loss_and_gradient(self, theta: np.ndarray, x: Inputs) -> tuple[np.ndarray, np.ndarray]:
-        """log L (S, n) and its derivative (S, P, n): what the objective needs. Override it if log L is natural."""
+        """log L (S, n) and its derivative (S, P, n). Override it if log L is natural."""
         loss = self.predict(theta, x)
         return np.log(loss), self.gradient(theta, x) / loss[:, None, :]
 
     def bound_to(self, x: Inputs) -> Law:
-        """This law with the constants that it takes from the data (a reference budget, the set of r)."""
+        """This law with the constants that it takes from the data, if any."""
         return self
 
     def inputs(self, runs: Runs, study: np.ndarray | None = None) -> Inputs:
@@ -99,14 +97,16 @@ class Law(ABC):
         return Inputs.of(runs, self.split, study)
 
     def improve_starts(self, theta: np.ndarray, x: Inputs, log_loss: np.ndarray) -> np.ndarray:
-        """Starts (S, P), moved in one step to better ones where the law's form allows it. By default they stay."""
+        """Starts (S, P), moved to better ones where the law's form allows it."""
         return theta
-
-    # ---------------------------------------------------------------------------------- reported values
 
     def to_reported(self, theta: np.ndarray) -> np.ndarray:
         """Solver coordinates (..., P) to reported values."""
         return np.where(self._is_log, np.exp(np.where(self._is_log, theta, 0.0)), theta)
+
+    def named(self, theta: np.ndarray) -> dict[str, float]:
+        """Reported values by name, of solver coordinates (P,)."""
+        return dict(zip(self.param_names, self.to_reported(theta).tolist(), strict=True))
 
     def to_theta(self, values: Mapping[str, float] | Sequence[float] | np.ndarray) -> np.ndarray:
         """Reported values (a mapping by name, or (P,)) to solver coordinates. Raises `FitError`."""

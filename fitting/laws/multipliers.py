@@ -1,8 +1,6 @@
 """m(r): how many parameters of once-used size one recurrent parameter is worth after r recurrences.
 
-The paper's form is r^phi. The others are its rivals. Each is a small class with `param_names`, `bounds` and a call that
-returns m (S, n) and its derivative by psi (S, q, n) for psi (S, q); S parameter vectors, q parameters, n runs. Every
-form gives m(1) = 1.
+The paper's form is r^phi; the others are its rivals. Every form gives m(1) = 1.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ _PHI_BOX = (-3.0, 3.0)
 
 
 class Multiplier(ABC):
-    """One form of m(r; psi)."""
+    """One form of m(r; psi), for S vectors psi (S, q) of the q parameters at once, on n runs."""
 
     formula: str
     param_names: tuple[str, ...] = ()
@@ -26,7 +24,7 @@ class Multiplier(ABC):
 
     @abstractmethod
     def __call__(self, psi: np.ndarray, x: Inputs) -> tuple[np.ndarray, np.ndarray]:
-        """m (S, n) and its derivative (S, q, n)."""
+        """m (S, n) or (1, n) and its derivative by psi (S, q, n)."""
 
     def bound_to(self, r: np.ndarray, flops: np.ndarray, tokens: np.ndarray) -> Multiplier:
         """This form with the constants it takes from the data."""
@@ -41,26 +39,24 @@ class Power(Multiplier):
     bounds = (_PHI_BOX,)
 
     def __call__(self, psi: np.ndarray, x: Inputs) -> tuple[np.ndarray, np.ndarray]:
-        """m (S, n) and its derivative by phi (S, 1, n)."""
         log_r = np.log(x.r)
         m = np.exp(psi * log_r)
         return m, (m * log_r)[:, None, :]
 
 
 class FixedPower(Multiplier):
-    """m = r^phi with phi given: the restricted fits phi = 0 and phi = 1 of the paper, and any other value."""
+    """m = r^phi with phi given, as in the paper's fits with phi = 0 and phi = 1."""
 
     def __init__(self, phi: float) -> None:
         self.phi = float(phi)
         self.formula = f"r^{self.phi:g}"
 
     def __call__(self, psi: np.ndarray, x: Inputs) -> tuple[np.ndarray, np.ndarray]:
-        """m (1, n); no parameters."""
         return (x.r**self.phi)[None], np.empty((len(psi), 0, len(x.r)))
 
 
 class PerRecurrence(Multiplier):
-    """A free m for every r > 1 of the data: no assumption about the shape, the yardstick for the other forms."""
+    """A free m for every r > 1 of the data: the yardstick for the other forms."""
 
     formula = "free for each r"
 
@@ -71,27 +67,22 @@ class PerRecurrence(Multiplier):
         self.log_parameters = frozenset(self.param_names)
 
     def __call__(self, psi: np.ndarray, x: Inputs) -> tuple[np.ndarray, np.ndarray]:
-        """m (S, n) and its derivative by each log m (S, q, n)."""
-        member = np.array([x.r == r for r in self.recurrences], dtype=float).reshape(
-            len(self.recurrences), -1
-        )
+        member = (x.r == np.array(self.recurrences)[:, None]).astype(float)
         m = np.exp(psi @ member)
         return m, m[:, None, :] * member
 
     def bound_to(self, r: np.ndarray, flops: np.ndarray, tokens: np.ndarray) -> PerRecurrence:
-        """With one parameter for each r > 1 in the data."""
         return PerRecurrence(tuple(float(value) for value in np.unique(r) if value > 1))
 
 
 class Saturating(Multiplier):
-    """m = 1 + c·(1 - r^-k): gains that end at 1 + c. For k towards 0 it becomes 1 + c·k·log r, so c and k merge."""
+    """m = 1 + c·(1 - r^-k), at most 1 + c. For k towards 0 it is 1 + c·k·log r: c and k merge."""
 
     formula = "1 + c(1 - r^-k)"
     param_names = ("c", "k")
     bounds = ((-1.0, 50.0), (0.01, 5.0))
 
     def __call__(self, psi: np.ndarray, x: Inputs) -> tuple[np.ndarray, np.ndarray]:
-        """m (S, n) and its derivative by c and k (S, 2, n)."""
         c, k = psi[:, :1], psi[:, 1:]
         log_r = np.log(x.r)
         decay = np.exp(-k * log_r)
@@ -99,19 +90,17 @@ class Saturating(Multiplier):
 
 
 class LogGrowth(Multiplier):
-    """m = 1 + c·log r."""
+    """m = 1 + c·log r, kept above 0.01; where loops help, data never get that low."""
 
     formula = "1 + c log r"
     param_names = ("c",)
     bounds = ((-0.3, 20.0),)
 
     def __call__(self, psi: np.ndarray, x: Inputs) -> tuple[np.ndarray, np.ndarray]:
-        """m (S, n) and its derivative by c (S, 1, n). m stays above 0.01; where loops help, data never get that low."""
         log_r = np.log(x.r)
         m = 1 + psi * log_r
         low = m < 0.01
-        slope = np.where(low, 0.0, np.broadcast_to(log_r, m.shape))
-        return np.where(low, 0.01, m), slope[:, None, :]
+        return np.where(low, 0.01, m), np.where(low, 0.0, log_r)[:, None, :]
 
 
 class _TiltedPower(Multiplier):
@@ -122,16 +111,15 @@ class _TiltedPower(Multiplier):
         """z (n,)."""
 
     def __call__(self, psi: np.ndarray, x: Inputs) -> tuple[np.ndarray, np.ndarray]:
-        """m (S, n) and its derivative by phi and the tilt (S, 2, n)."""
         log_r, z = np.log(x.r), self._column(x)
         m = np.exp((psi[:, :1] + psi[:, 1:] * z) * log_r)
         return m, np.stack([m * log_r, m * log_r * z], axis=1)
 
 
 class DriftingPower(_TiltedPower):
-    """m = r^(phi + slope·log(z/z_ref)) with z the training FLOPs; z_ref is the geometric mean of the data.
+    """m = r^(phi + slope·log(z/z_ref)) with z the training FLOPs.
 
-    phi is then the exponent at the reference point, which the formula states.
+    phi is the exponent at z_ref, the geometric mean of the data unless given, which the formula states.
     """
 
     param_names = ("phi", "slope")
@@ -144,10 +132,9 @@ class DriftingPower(_TiltedPower):
         self.formula = f"r^(phi + slope·log({self.letter}/{at}))"
 
     def _column(self, x: Inputs) -> np.ndarray:
-        return np.asarray(np.log(self._variable(x.flops, x.tokens) / (self.reference or 1.0)))
+        return np.log(self._variable(x.flops, x.tokens) / (self.reference or 1.0))
 
     def bound_to(self, r: np.ndarray, flops: np.ndarray, tokens: np.ndarray) -> DriftingPower:
-        """With the geometric mean of the data as the reference point, unless one was given."""
         if self.reference is not None:
             return self
         return type(self)(float(np.exp(np.log(self._variable(flops, tokens)).mean())))
@@ -168,7 +155,7 @@ class TokenDriftingPower(DriftingPower):
 
 
 class StudyPower(_TiltedPower):
-    """m = r^(phi + delta_phi·x), x = 1 for the runs of a case study: the paired estimate of a change of phi."""
+    """m = r^(phi + delta_phi·x), x = 1 for the runs of a case study: the paired change of phi."""
 
     formula = "r^(phi + delta_phi·study)"
     param_names = ("phi", "delta_phi")

@@ -1,6 +1,4 @@
-"""The paper's main grid and its published fit values, as data; where they come from: README.md in this
-folder.
-"""
+"""The paper's main grid and its published fit values, as data. README.md in this folder says where they come from."""
 
 from __future__ import annotations
 
@@ -21,7 +19,4 @@ def load_grid() -> Runs:
 
 def reference() -> dict[str, Any]:
     """The paper's published values, to print beside a fit of the grid."""
-    values: dict[str, Any] = json.loads(
-        Path(__file__).with_name("reference.json").read_text(encoding="utf-8")
-    )
-    return values
+    return json.loads(GRID.with_name("reference.json").read_text(encoding="utf-8"))

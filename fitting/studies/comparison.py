@@ -192,7 +192,7 @@ def compare(
             assumes = "cells (budget, r) are independent, both arms drawn together"
             block = percentile_interval(draws[method], "block bootstrap", assumes, seed)
             count = len(paired.theta)
-            intervals = (widened(block, phi1 - phi0, arms.cells, count, seed), block)
+            intervals = (widened(block, phi1 - phi0, arms.cells, count), block)
         estimates.append(Estimate(method, phi0, phi1, phi1 - phi0, intervals))
     readings = tuple(
         Reading(

@@ -20,7 +20,7 @@ from fitting.data.plain import plain
 from fitting.data.runs import Runs
 from fitting.errors import FitError
 from fitting.estimation.fits import WORST_CONDITION, conditioning
-from fitting.estimation.objective import DELTA, normal_psi_moments, psi
+from fitting.estimation.objective import normal_psi_moments, psi
 from fitting.estimation.resampling import refit
 from fitting.laws import Inputs, JointLaw, Law, StudyPower
 from fitting.studies.widths import Widths
@@ -195,7 +195,7 @@ def psi_moments(noise: Noise) -> tuple[float, float, float]:
     weights = weights / weights.sum()
     grid, grid_weights = np.polynomial.hermite_e.hermegauss(201)
     grid_weights = grid_weights / grid_weights.sum()
-    means = (grid_weights * psi(noise.cell * nodes[:, None] + noise.run * grid, DELTA)).sum(axis=1)
+    means = (grid_weights * psi(noise.cell * nodes[:, None] + noise.run * grid)).sum(axis=1)
     return slope, square, float((weights * means**2).sum())
 
 

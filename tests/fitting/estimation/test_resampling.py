@@ -37,7 +37,7 @@ def test_block_percentiles_of_the_shipped_grid(fitted, split, low, high):
     block = percentile_interval(drawn.values("phi"), "block", "", 0)
     assert (block.low, block.high) == pytest.approx((low, high), abs=0.006)
     if split is REGRESSED:
-        wide = widened(block, result["phi"], 24, 6, 0)
+        wide = widened(block, result["phi"], 24, 6)
         assert (wide.low, wide.high) == pytest.approx((0.409, 0.524), abs=0.006)
 
 
@@ -65,7 +65,7 @@ def test_blocks_are_drawn_whole_and_as_often_as_there_are_blocks():
 
 def test_widening_stretches_both_sides_around_the_estimate():
     plain = percentile_interval(np.linspace(0, 1, 1001), "m", "", 0)
-    wide = widened(plain, 0.4, 24, 6, 0)
+    wide = widened(plain, 0.4, 24, 6)
     factor = np.sqrt(24 / 18)
     assert wide.low == pytest.approx(0.4 - factor * (0.4 - 0.025))
     assert wide.high == pytest.approx(0.4 + factor * (0.975 - 0.4))
