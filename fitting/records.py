@@ -148,7 +148,7 @@ class RunRecord:
 
 
 TRAINING_COMPONENTS = ("optimizer", "horizon", "transfer", "schedule")
-"""Components of a record that do not belong to its architecture."""
+"""Components of a record that do not belong to its architecture; all others do."""
 UNNAMED_COMPONENTS = {"lanes": "SingleLane", "residual": "PlainResidual", "recurrences": "FixedRecurrences"}
 """Seam -> the component that a label leaves out: models made before the seam existed behave like it."""
 _GRADIENTS = ("bptt", "recurrences")

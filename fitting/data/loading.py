@@ -23,7 +23,7 @@ _Records = list[tuple[Path, RunRecord]]
 
 
 def load_runs(*paths: str | os.PathLike[str], with_loss: bool = True) -> Runs:
-    """Read run records (JSON files, or folders searched for *.run.json) and CSV files into one table.
+    """Read run records (JSON files, or folders searched to any depth for *.run.json) and CSV files into one table.
 
     A CSV needs the columns r, size (or s, d = 64·size) or d_model, flops_budget (may be empty), flops_per_token,
     tokens, val_loss (not with `with_loss=False`: NaN then). n_once, n_rec, n_injection, injection, bptt, seed and
@@ -40,8 +40,14 @@ def load_runs(*paths: str | os.PathLike[str], with_loss: bool = True) -> Runs:
             rows += read_csv(path, with_loss)
         else:
             records.append((path, RunRecord.load(path)))
-    for path, record in _distinct(_latest(records, excluded), excluded):
-        rows.append(_row_of_record(path, record))
+    seen: dict[str, Path] = {}
+    for path, record in _latest(records, excluded):
+        # A sweep collects copies of the records beside the checkpoints.
+        first = seen.setdefault(record.to_json(), path)
+        if first == path:
+            rows.append(_row_of_record(path, record))
+        else:
+            excluded.append(Exclusion(str(path), f"the same record as {first}"))
     return table(rows, excluded)
 
 
@@ -84,19 +90,6 @@ def _expand(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
     for path in found:
         seen.setdefault(path.resolve(), path)
     return list(seen.values())
-
-
-def _distinct(records: _Records, excluded: list[Exclusion]) -> _Records:
-    """Each record once: a sweep collects copies of those beside the checkpoints."""
-    first: dict[str, Path] = {}
-    kept = []
-    for path, record in records:
-        known = first.setdefault(record.to_json(), path)
-        if known == path:
-            kept.append((path, record))
-        else:
-            excluded.append(Exclusion(str(path), f"the same record as {known}"))
-    return kept
 
 
 def _latest(records: _Records, excluded: list[Exclusion]) -> _Records:

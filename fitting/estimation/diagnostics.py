@@ -145,20 +145,15 @@ def leave_out(
     for label, point, loss, slope in zip(labels, theta, predicted, jacobian, strict=True):
         out = groups == label
         rmse = float(np.sqrt(((runs.val_loss - loss)[out] ** 2).mean()))
-        status = _refit_status(result.law, point, slope[:, ~out])
+        near = at_bounds(result.law, point)
+        doubts = [f"at bound: {', '.join(near)}"] if near else []
+        # Parameters that are held do not count for the condition of the others.
+        free = np.array([name not in near for name in result.law.param_names])
+        if free.any() and conditioning(slope[:, ~out][free])[0] > WORST_CONDITION:
+            doubts.append("ill-conditioned")
+        status = "; ".join(doubts) or "ok"
         rows.append(LeftOut(label.item(), int(out.sum()), result.law.named(point), rmse, status))
     return tuple(rows)
-
-
-def _refit_status(law: Law, theta: np.ndarray, jacobian: np.ndarray) -> str:
-    """What can be said of a refit without a search of its own."""
-    near = at_bounds(law, theta)
-    found = [f"at bound: {', '.join(near)}"] if near else []
-    # Parameters that are held do not count for the condition of the others.
-    free = np.array([name not in near for name in law.param_names])
-    if free.any() and conditioning(jacobian[free])[0] > WORST_CONDITION:
-        found.append("ill-conditioned")
-    return "; ".join(found) or "ok"
 
 
 def rival_laws(split: Split) -> list[Law]:

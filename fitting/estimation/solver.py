@@ -189,17 +189,10 @@ def _step(problem: Problem, state: _State, damping: np.ndarray) -> tuple[np.ndar
 def _minimise_chunk(problem: Problem, starts: np.ndarray, max_iterations: int) -> Solutions:
     state = _evaluate(problem, np.clip(starts, problem.lower, problem.upper))
     size = len(starts)
-    final = Solutions(
-        theta=state.theta.copy(),
-        objective=state.objective.copy(),
-        gradient=np.zeros_like(starts),
-        predicted=np.full(size, np.inf),
-        iterations=np.full(size, max_iterations),
-    )
-    active = np.arange(size)
-    damping = np.ones(size)
+    vectors, numbers = np.empty_like(state.theta), np.empty(size)
+    final = Solutions(vectors, numbers, vectors.copy(), numbers.copy(), np.empty(size, dtype=int))
+    part, active, damping = problem, np.arange(size), np.ones(size)
     for iteration in range(max_iterations + 1):
-        part = problem if len(active) == size else problem.take(active)
         step, gradient, predicted = _step(part, state, damping)
         # Converged; or at rounding error, where no step can be told to be better.
         done = (predicted <= _CONVERGED * state.objective) & (damping <= 1.0)
@@ -207,11 +200,10 @@ def _minimise_chunk(problem: Problem, starts: np.ndarray, max_iterations: int) -
         done |= iteration == max_iterations
         if done.any():
             ended = active[done]
-            final.theta[ended] = state.theta[done]
-            final.objective[ended] = state.objective[done]
-            final.gradient[ended] = gradient[done]
-            final.predicted[ended] = predicted[done]
             final.iterations[ended] = iteration
+            found = (state.theta, state.objective, gradient, predicted)
+            for values, now in zip(final, found, strict=False):
+                values[ended] = now[done]
             left = ~done
             if not left.any():
                 break
