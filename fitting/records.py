@@ -1,8 +1,8 @@
 """The run record: one JSON file per training run, the only thing that training hands to fitting.
 
-It holds plain JSON types only, so that it can be stored inside a checkpoint, too, and read years later without this
-package. Paths of records, names of architectures and the writing of files, on which both sides must agree, are here
-as well. Only the standard library is needed.
+It holds plain JSON types only, so that a checkpoint can store it, too, and years later it needs no package to be
+read. Paths of records, names of architectures and the writing of files are here because both sides must agree on
+them. Only the standard library is imported.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class RunRecord:
     vocab_size: int
     seq_len: int
     unique_tokens: int | None
-    """Distinct training tokens in the data; fewer than `tokens` means that data was repeated."""
+    """Distinct training tokens; fewer than `tokens` means that data was repeated."""
     d_model: int
     head_dim: int
     n_heads: int
@@ -95,7 +95,7 @@ class RunRecord:
     world_size: int
     config: dict[str, Any] | None
     rollbacks: int = 0
-    """How often the run went back to a checkpoint and left out the rows that followed it."""
+    """How often the run went back to a checkpoint and left out the rows after it."""
 
     def __post_init__(self) -> None:
         _check(vars(self), f"RunRecord(run_name={self.run_name!r})")
@@ -165,7 +165,7 @@ _CSV_NAMES = {
 
 
 def architecture(components: Mapping[str, Mapping[str, Any]], num_recurrences: int) -> tuple[str, str]:
-    """Labels of a record's `components`: (injection with all others of the model, gradients), as CSV files say it.
+    """(injection with all other `components` of the model, gradients) of a record, as CSV files label them.
 
     A component of your own is labelled by class name and arguments. Where training draws the number of recurrences,
     the gradients' label names the distribution, without its seed.
@@ -254,9 +254,8 @@ def _wrongs(data: Mapping[str, Any]) -> Iterator[_Wrong]:
     version = data.get("schema_version")
     if version != RunRecord.SCHEMA_VERSION or isinstance(version, bool):
         reason = f"is {version!r}, this version of fitting reads {RunRecord.SCHEMA_VERSION}"
-        way_out = (
-            "Write the record again with this version of the code, or read it with the version that wrote it"
-        )
+        way_out = "Write the record again with this version of the code"
+        way_out += ", or read it with the version that wrote it"
         yield "schema_version", reason, way_out
     missing = [name for name in _FIELDS if name not in data and name not in _LATER]
     if missing:

@@ -56,9 +56,8 @@ def _row_of_csv(source: str, cells: Mapping[Any, Any]) -> dict[str, Any]:
         if name not in line and default is not None:
             return default
         if not line[name]:
-            raise RecordError(
-                source, name, "is empty", "Fill it in, or leave the row or the whole column out"
-            )
+            way_out = "Fill it in, or leave the row or the whole column out"
+            raise RecordError(source, name, "is empty", way_out)
         return line[name]
 
     def number(name: str, default: float | None = None) -> float:

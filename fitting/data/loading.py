@@ -1,7 +1,7 @@
 """Reads run records and CSV files into one checked table.
 
-Of the records of one run (same folder, run name, seed and settings) the completed one with the most steps counts,
-and of copies one. Every record left out is listed with its rule.
+Of the records of one run (same folder, run name, seed and settings) the last completed one counts, and of copies
+one. Every record left out is listed with its rule.
 """
 
 from __future__ import annotations

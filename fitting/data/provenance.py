@@ -13,7 +13,7 @@ from fitting.records import RunRecord
 
 @dataclass(frozen=True)
 class Training:
-    """What training took, over all records: sums, the least `unique_tokens`, and the most passes over the data."""
+    """What training took, in all records: sums, but the least `unique_tokens` and the most epochs."""
 
     records: int
     tokens: int
@@ -27,17 +27,18 @@ class Training:
 
 @dataclass(frozen=True)
 class Provenance:
-    """What a report was made of: `runs` as given to the command, `options` that choose runs and law, the `sha256` of
-    every file that was read, and the records that lack their settings, code version or data hash.
-    """
+    """What a report was made of; `options` are those that choose runs and law."""
 
     runs: tuple[str, ...]
+    """As given to the command."""
     options: dict[str, Any]
     sha256: dict[str, str]
+    """Of every file that was read."""
     code_versions: tuple[str, ...]
     data_manifest_hashes: tuple[str, ...]
     training: Training | None
     records_without_provenance: tuple[str, ...]
+    """Those that lack their settings, code version or data hash."""
 
 
 def describe(

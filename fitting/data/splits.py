@@ -1,4 +1,4 @@
-"""Where the injection is counted: in N_once (used once per token) or in N_rec (used at every recurrence).
+"""Whether the injection is counted in N_once (used once per token) or N_rec (at every recurrence).
 
 The paper's text puts it in N_rec, its published constants come from another split, and phi moves by 0.025
 between them. So every phi is reported with the name of its split.

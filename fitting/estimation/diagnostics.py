@@ -165,7 +165,7 @@ def rival_laws(split: Split) -> list[Law]:
 
 
 def aicc(result: FitResult) -> float:
-    """2n·log Q + 2k + 2k(k+1)/(n-k-1), k = parameters + 1. Only differences mean something: lower is better."""
+    """2n·log Q + 2k + 2k(k+1)/(n-k-1), k = parameters + 1. Lower is better; only differences count."""
     n, k = result.runs, len(result.parameters) + 1
     if n - k - 1 <= 0 or result.objective <= 0:
         return float("nan")

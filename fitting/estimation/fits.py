@@ -22,7 +22,7 @@ FARTHEST_EXPONENT = 1e-3
 """Solvers whose exponents are further apart than this do not confirm each other."""
 # The check solver sees the objective times this: its tolerances are absolute in part.
 _CHECK_SCALE = 1e6
-_CHECK_SOLVER, _CHECK_TRIES = "scipy TNC", 3
+_CHECK_TRIES = 3
 
 
 def fit(
@@ -46,9 +46,8 @@ def fit_inputs(law: Law, x: Inputs, runs: Runs, *, starts: int, seed: int, worke
         raise FitError(
             f"{starts} starts are no search. Give at least 1; below {FEWEST_AGREEING} a fit is doubtful"
         )
-    low, high = _checked_bounds(law)
+    low, high = _box(law, x)
     refuse_unidentified(law, runs)
-    check_shapes(law, x)
     observed = np.log(runs.val_loss)
     problem = Problem(law, x, observed, np.ones(len(runs)), low, high)
     points = uniform_starts(law, starts, np.random.default_rng(seed))
@@ -135,8 +134,11 @@ def refuse_mixed(runs: Runs) -> None:
             )
 
 
-def _checked_bounds(law: Law) -> tuple[np.ndarray, np.ndarray]:
-    """Low and high ends (P,) of a law's box, if its names and bounds are what `Law` asks for."""
+def _box(law: Law, x: Inputs) -> tuple[np.ndarray, np.ndarray]:
+    """Low and high ends (P,) of a law's box, if names, bounds and shapes are those of a `Law`.
+
+    What the law itself raises is a bug and passes through.
+    """
     label = law.name or type(law).__name__
     names = getattr(law, "param_names", None)
     if not isinstance(names, tuple | list) or not names or not all(isinstance(n, str) for n in names):
@@ -156,25 +158,18 @@ def _checked_bounds(law: Law) -> tuple[np.ndarray, np.ndarray]:
         )
     if not (np.isfinite(bounds).all() and (bounds[:, 0] <= bounds[:, 1]).all()):
         raise FitError(f"The law {label} has bounds {bounds.tolist()}. Give finite ends, the low one first")
-    return bounds[:, 0], bounds[:, 1]
-
-
-def check_shapes(law: Law, x: Inputs) -> None:
-    """Raise `FitError` when predictions or gradients have other shapes than `Law` asks for.
-
-    What the law itself raises is a bug and passes through.
-    """
-    low, high = np.asarray(law.bounds, dtype=float).T
+    low, high = bounds.T
     theta = low + np.array([[0.25], [0.5]]) * (high - low)
     runs = len(x)
-    for name, expected in (("predict", (2, runs)), ("gradient", (2, len(low), runs))):
+    for name, expected in (("predict", (2, runs)), ("gradient", (2, len(names), runs))):
         with np.errstate(all="ignore"):
             shape = np.shape(getattr(law, name)(theta, x))
         if shape != expected:
             raise FitError(
-                f"The method {name} of the law {law.name or type(law).__name__} returned shape {shape} for theta of "
-                f"shape {theta.shape} and {runs} runs, expected {expected}"
+                f"The method {name} of the law {label} returned shape {shape} for theta of shape {theta.shape} "
+                f"and {runs} runs, expected {expected}"
             )
+    return low, high
 
 
 def gradient_error(law: Law, theta: np.ndarray, x: Inputs) -> str | None:
@@ -256,7 +251,7 @@ def second_solver(problem: Problem, theta: np.ndarray, objective: float, seed: i
 
     exponents = np.array([name not in law.log_parameters for name in law.param_names]) & free
     rng = np.random.default_rng(seed + 1)
-    best = SolverCheck(_CHECK_SOLVER, float("inf"), 0.0)
+    best = SolverCheck("scipy TNC", float("inf"), 0.0)
     options = {"maxfun": 3000, "ftol": 1e-15, "gtol": 1e-9, "xtol": 0}
     start = None
     for _ in range(_CHECK_TRIES):
@@ -267,7 +262,7 @@ def second_solver(problem: Problem, theta: np.ndarray, objective: float, seed: i
         difference = np.abs(point(found.x) - theta)[exponents]
         value = float(found.fun) / _CHECK_SCALE
         if value < best.objective:
-            best = SolverCheck(_CHECK_SOLVER, value, float(difference.max(initial=0.0)))
+            best = SolverCheck(best.solver, value, float(difference.max(initial=0.0)))
         close = value <= objective * (1 + 1e-6) + 1e-20
         if close and best.largest_difference <= FARTHEST_EXPONENT:
             break
@@ -278,26 +273,25 @@ def second_solver(problem: Problem, theta: np.ndarray, objective: float, seed: i
 
 def _problems(result: FitResult, predicted: float) -> tuple[tuple[Status, str], ...]:
     """Reasons to doubt a result; `predicted` is the decrease the solver still saw."""
-    found: list[tuple[Status, str]] = []
+    found: dict[Status, str] = {}
     negligible = 1e-20 * result.runs
     if predicted > 1e-8 * result.objective + negligible:
-        found.append((Status.NOT_CONVERGED, f"gradient norm {result.gradient_norm:.1e}, still decreasing"))
+        found[Status.NOT_CONVERGED] = f"gradient norm {result.gradient_norm:.1e}, still decreasing"
     if result.at_bound:
-        text = f"{', '.join(result.at_bound)} not identified: the best value is the box's"
-        found.append((Status.AT_BOUND, text))
+        names = ", ".join(result.at_bound)
+        found[Status.AT_BOUND] = f"{names} not identified: the best value is the box's"
     if result.condition > WORST_CONDITION:
-        text = f"condition number {result.condition:.1e} (limit {WORST_CONDITION:.0e}): "
-        text += "a combination of the parameters is not identified by these runs"
-        found.append((Status.ILL_CONDITIONED, text))
+        number = f"condition number {result.condition:.1e} (limit {WORST_CONDITION:.0e})"
+        reason = "a combination of the parameters is not identified by these runs"
+        found[Status.ILL_CONDITIONED] = f"{number}: {reason}"
     if result.agreeing < FEWEST_AGREEING:
-        text = f"{result.agreeing} of {result.starts} starts reached the best objective within 1e-6 "
-        text += f"(want {FEWEST_AGREEING}); raise the number of starts"
-        found.append((Status.STARTS_DISAGREE, text))
+        reached = f"{result.agreeing} of {result.starts} starts reached the best objective within 1e-6"
+        found[Status.STARTS_DISAGREE] = f"{reached} (want {FEWEST_AGREEING}); raise the number of starts"
     check = result.check
     if check is not None and result.objective > negligible:
         relative = check.objective / result.objective - 1
         if relative < -1e-6 or relative > 1e-4 or check.largest_difference > FARTHEST_EXPONENT:
-            text = f"{check.solver} ends at {check.objective:.6e} against {result.objective:.6e}, "
-            text += f"exponents up to {check.largest_difference:.1e} apart"
-            found.append((Status.SOLVERS_DISAGREE, text))
-    return tuple(found)
+            ends = f"{check.solver} ends at {check.objective:.6e} against {result.objective:.6e}"
+            apart = f"exponents up to {check.largest_difference:.1e} apart"
+            found[Status.SOLVERS_DISAGREE] = f"{ends}, {apart}"
+    return tuple(found.items())

@@ -75,7 +75,7 @@ class Starts:
 
 @dataclass(frozen=True)
 class EffectiveRatio:
-    """Sizes of the model with r recurrences relative to that of r=1 at one width, and its training FLOPs per token.
+    """Sizes at r recurrences relative to those of r=1 at one width, and training FLOPs per token.
 
     `effective` is (N_once + m·N_rec)/N(r=1), which hardly depends on the split; `unique` is N(r)/N(r=1).
     """
@@ -89,7 +89,7 @@ class EffectiveRatio:
 
 @dataclass(frozen=True, kw_only=True)
 class FitSummary:
-    """A fit as a report holds it, without arrays over runs. Units and meaning are those of `FitResult`."""
+    """A fit as a report holds it, in the units of `FitResult`, without arrays over runs."""
 
     law: str
     split: str
@@ -135,7 +135,7 @@ class Refused:
 
 @dataclass(frozen=True, eq=False)
 class FitResult:
-    """A fitted law. `parameters` are reported values; `theta` (P,) the solver's coordinates; residuals in nats."""
+    """A fitted law: reported `parameters`, the solver's coordinates `theta` (P,), residuals in nats."""
 
     law: Law
     parameters: dict[str, float]

@@ -22,14 +22,14 @@ from fitting.estimation.objective import DELTA, huber, psi
 from fitting.laws import Inputs, Law
 
 CHUNK = 50
-"""Problems solved together: small enough for the cache, and fixed, so that workers cannot change a result."""
+"""Problems solved together: few enough for the cache, and fixed: workers cannot change a result."""
 MAX_ITERATIONS = 400
-# Stages of a multi-start: after so many iterations, keep this fraction of a group's starts, and at least so many.
+# After so many iterations, a multi-start keeps this fraction of a group's starts, and at least so many.
 STAGES = ((10, 0.4, 60), (10, 0.2, 40), (16, 0.08, 24), (40, 0.04, 12))
 _DAMPING = 0.01
 _FASTER, _SLOWER = 0.3, 4.0
 _CONVERGED = 1e-14
-"""A problem is done when the local model predicts a smaller relative decrease than this."""
+"""A problem is done when the predicted relative decrease is smaller than this."""
 _TINY = 1e-300
 
 
@@ -140,7 +140,7 @@ def uniform_starts(law: Law, count: int, rng: np.random.Generator) -> np.ndarray
 
 
 class _State(NamedTuple):
-    """Where S problems stand: position, residuals (S, n), Jacobian of log L (S, P, n), objective (S,)."""
+    """Where S problems stand: residuals are (S, n), the Jacobian of log L (S, P, n)."""
 
     theta: np.ndarray
     residual: np.ndarray

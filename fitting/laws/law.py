@@ -3,8 +3,8 @@
 Shapes, for S parameter vectors at once on n runs with P parameters: theta (S, P) in solver
 coordinates, predictions (S, n) in nats per token, gradients (S, P, n).
 
-A law of your own subclasses `Law`, sets `param_names` and `bounds`, and implements `predict` and `gradient`; name it by
-class path (`--law mypackage.mymodule.MyLaw`) or pass an instance to `fitting.fit`.
+A law of your own sets `param_names` and `bounds` and implements `predict` and `gradient`. Name it by class path
+(`--law mypackage.mymodule.MyLaw`) or pass an instance to `fitting.fit`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Inputs:
     def of(cls, runs: Runs, split: Split, study: np.ndarray | None = None) -> Inputs:
         """The inputs of `runs` counted under `split`. Raises `FitError` where that is undefined."""
         n_once, n_rec = split(runs)
-        zeros = np.zeros(len(runs))
-        return cls(n_once, n_rec, runs.r, runs.tokens, runs.training_flops, zeros if study is None else study)
+        study = np.zeros(len(runs)) if study is None else study
+        return cls(n_once, n_rec, runs.r, runs.tokens, runs.training_flops, study)
 
     def take(self, chosen: np.ndarray) -> Inputs:
         """The inputs of the runs at `chosen` (mask or indices)."""
@@ -92,9 +92,9 @@ class Law(ABC):
         """This law with the constants that it takes from the data, if any."""
         return self
 
-    def inputs(self, runs: Runs, study: np.ndarray | None = None) -> Inputs:
+    def inputs(self, runs: Runs) -> Inputs:
         """The inputs of `runs` counted as this law counts them."""
-        return Inputs.of(runs, self.split, study)
+        return Inputs.of(runs, self.split)
 
     def improve_starts(self, theta: np.ndarray, x: Inputs, log_loss: np.ndarray) -> np.ndarray:
         """Starts (S, P), moved to better ones where the law's form allows it."""
