@@ -1,4 +1,4 @@
-"""The table of runs that every fit reads: columns of shape (n,), and the cells that resampling draws."""
+"""The table of runs that fits read: columns of shape (n,), and the cells that resampling draws."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ _SIGNS: dict[str, Callable] = {
 
 
 def concatenate(first: Runs, second: Runs) -> Runs:
-    """Both tables one under the other. Raises `FitError` when they count FLOPs in different conventions."""
+    """Both tables, one under the other. Raises `FitError` for different conventions of FLOPs."""
     if first.flops_convention != second.flops_convention:
         raise FitError(
             f"One table counts FLOPs in the convention {first.flops_convention}, the other in "

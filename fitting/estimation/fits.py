@@ -173,7 +173,7 @@ def _box(law: Law, x: Inputs) -> tuple[np.ndarray, np.ndarray]:
 
 
 def gradient_error(law: Law, theta: np.ndarray, x: Inputs) -> str | None:
-    """Where the gradient at `theta` (P,) is more than 1e-4 off the finite differences of the prediction."""
+    """Where the gradient at `theta` (P,) is more than 1e-4 off finite differences."""
     low, high = np.asarray(law.bounds, dtype=float).T
     step = np.diag(np.maximum(1e-6 * (high - low), 1e-12))
     points = np.concatenate([np.maximum(theta - step, low), np.minimum(theta + step, high)])

@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 DELTA = 1e-3
-"""Where the Huber function turns from quadratic to linear, in log-loss (about 0.0025 nats at L = 2.5)."""
+"""Where Huber's function turns linear, in log-loss (about 0.0025 nats at L = 2.5)."""
 
 
 def huber(residual: np.ndarray) -> np.ndarray:

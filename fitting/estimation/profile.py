@@ -1,8 +1,8 @@
 """The profile likelihood of one parameter under the Huber objective.
 
-T(v) = 2·[Q(v) - Q_min]·E[psi']/E[psi²], Q(v) minimised over all other parameters at the value v, is chi-squared
-with one degree of freedom if runs are independent; the interval is where T < 3.84. The expectations are those of
-normal residuals with the scale of the bulk (median absolute deviation), corrected for the parameters.
+T(v) = 2·[Q(v) - Q_min]·E[psi']/E[psi²], Q(v) minimised over all other parameters at v, is chi-squared with one
+degree of freedom if runs are independent; the interval is where T < 3.84. The expectations are those of normal
+residuals with the scale of the bulk (median absolute deviation), corrected for the parameters.
 """
 
 from __future__ import annotations

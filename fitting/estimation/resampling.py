@@ -56,7 +56,7 @@ def refit(
 ) -> np.ndarray:
     """Refit R weighted copies of the data from `theta` (P,) and starts perturbed around it; returns (R, P).
 
-    `weights` is (R, n), `log_loss` (n,) or (R, n). Full searches find the same, as tests check, and cost more.
+    `weights` is (R, n), `log_loss` (n,) or (R, n). Full searches find the same, as tests check.
     """
     low, high = np.asarray(law.bounds, dtype=float).T
     moves = np.random.default_rng(seed).standard_normal((_PERTURBED, len(theta)))

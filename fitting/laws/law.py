@@ -23,7 +23,7 @@ from fitting.errors import FitError
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """What a law may look at, each (n,): parameters under one split, recurrences, tokens, training FLOPs.
+    """What a law may read, each (n,): parameters under one split, recurrences, tokens, training FLOPs.
 
     `study` is 1 for a run of a case study and 0 for its baseline (zeros in plain fits).
     """
