@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,19 +13,17 @@ from typing import TYPE_CHECKING
 
 from fitting.records import write_text_atomically
 from looped_lm.common.errors import UserError
-from looped_lm.common.text import duration
+from looped_lm.common.text import aligned, duration
 from looped_lm.sweeps import files, slurm
 from looped_lm.sweeps.expansion import expand, shared_runs
 from looped_lm.sweeps.place import Place, State, Status
 
 # Jobs that were queued by an earlier version name it here.
 from looped_lm.sweeps.place import latest_record as latest_record
-from looped_lm.sweeps.runs import Run
+from looped_lm.sweeps.runs import Run, varying
 
 if TYPE_CHECKING:
     from looped_lm.sweeps.planning import PlannedRun, Planner
-
-GIB = 2**30
 
 
 def parser() -> argparse.ArgumentParser:
@@ -43,20 +42,14 @@ def parser() -> argparse.ArgumentParser:
         "--peak-flops", type=float, metavar="X", help="peak FLOPs/s of a device not in the list"
     )
     plan.add_argument(
-        "--mfu", type=float, default=0.4, help="share of the peak that training reaches (default 0.4)"
+        "--mfu", type=float, default=0.4, help="share of the peak that is reached (default 0.4)"
     )
     plan.add_argument("--devices", type=int, metavar="N", help="devices per run (default: as configured)")
-    plan.add_argument(
-        "--memory", type=float, metavar="GIB", help="memory of a device: the largest batch that fits"
-    )
-    plan.add_argument(
-        "--csv", type=Path, metavar="FILE", help="write the runs as a design for `fitting plan`"
-    )
+    plan.add_argument("--memory", type=float, metavar="GIB", help="of a device: the largest batch that fits")
+    plan.add_argument("--csv", type=Path, metavar="FILE", help="write a design for `fitting plan`")
     plan.add_argument("--overwrite", action="store_true", help="let --csv replace a file")
-    for name, text in (
-        ("run", "train all runs that are not finished"),
-        ("retry", "train the failed runs again"),
-    ):
+    trained = {"run": "train all runs that are not finished", "retry": "train the failed runs again"}
+    for name, text in trained.items():
         run = add(name, text)
         run.add_argument("--launcher", choices=("local", "slurm"), default="local", help="default: local")
         run.add_argument("--jobs", type=int, metavar="N", help="local: runs at a time (default 1)")
@@ -69,9 +62,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _place_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--out", type=Path, default=Path("runs"), metavar="DIR", help="folder of sweeps (runs)"
-    )
+    command.add_argument("--out", type=Path, default="runs", metavar="DIR", help="folder of sweeps (runs)")
     command.add_argument(
         "--records", type=Path, metavar="DIR",
         help="folder of finished runs' records (DIR/SWEEP/records); a run with a record there is not run again. "
@@ -89,18 +80,20 @@ def main(arguments: Sequence[str]) -> int:
     if options.command == "plan":
         return _plan(options)
     if options.command in ("run", "retry"):
-        _check_launcher(options)
-    sweep = Sweep(options)
-    commands = {"run": sweep.run, "retry": sweep.run, "status": sweep.status, "records": sweep.collect}
-    return commands[options.command]()
+        for name in ("jobs", "devices") if options.launcher == "slurm" else ("profile",):
+            if getattr(options, name) is not None:
+                raise UserError(f"--{name} has no effect with --launcher {options.launcher}: leave it out.")
+        if options.jobs is not None and options.jobs < 1:
+            raise UserError(f"--jobs is {options.jobs}; it must be at least 1.")
+        return Sweep(options).run()
+    return Sweep(options).status() if options.command == "status" else Sweep(options).collect()
 
 
 # ---- plan -----------------------------------------------------------------------------------------------------------
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from looped_lm.sweeps.planning import Planner, peak_flops
-    from looped_lm.sweeps.table import design, plan_table
+    from looped_lm.sweeps.planning import GIB, Planner, design, peak_flops, plan_table
 
     sweep = files.load(files.find(options.file))
     for name in ("mfu", "memory", "devices", "peak_flops"):
@@ -122,9 +115,8 @@ def _plan(options: argparse.Namespace) -> int:
         rate = options.mfu * (options.peak_flops or peak_flops(options.device, own[0].precision))
     print(plan_table(own, rate))
     total = sum(p.flops for p in own)
-    print(
-        f"\n{len(own)} runs, {total:.4g} training FLOPs (convention paper), {sum(p.tokens for p in own):.4g} tokens"
-    )
+    tokens = sum(p.model.plan.tokens for p in own)
+    print(f"\n{len(own)} runs, {total:.4g} training FLOPs (convention paper), {tokens:.4g} tokens")
     if rate:
         told = options.device or f"a device of {options.peak_flops:.3g} FLOPs/s"
         print(
@@ -134,12 +126,9 @@ def _plan(options: argparse.Namespace) -> int:
     else:
         print("Time: add --device NAME (or --peak-flops X) and --mfu.")
     if options.memory:
-        print(
-            "rows: the most per device and micro-batch whose estimate, fp32 throughout, is below "
-            f"{options.memory:g} GiB"
-        )
-    for name in dict.fromkeys(run.sweep for run in shared):
-        count = sum(run.sweep == name for run in shared)
+        told = "rows: the most per device and micro-batch whose estimate, fp32 throughout, is below"
+        print(f"{told} {options.memory:g} GiB")
+    for name, count in Counter(run.sweep for run in shared).items():
         print(f"Shared, trained by the sweep {name}: {count} runs")
     if options.csv:
         write_text_atomically(options.csv, design(planned))
@@ -164,14 +153,6 @@ def _planned(planner: Planner, runs: list[Run]) -> list[PlannedRun]:
 # ---- run, retry, status and records ---------------------------------------------------------------------------------
 
 
-def _check_launcher(options: argparse.Namespace) -> None:
-    for name in ("jobs", "devices") if options.launcher == "slurm" else ("profile",):
-        if getattr(options, name) is not None:
-            raise UserError(f"--{name} has no effect with --launcher {options.launcher}: leave it out.")
-    if options.jobs is not None and options.jobs < 1:
-        raise UserError(f"--jobs is {options.jobs}; it must be at least 1.")
-
-
 class Sweep:
     """A sweep whose runs are trained or looked at by one command.
 
@@ -190,9 +171,8 @@ class Sweep:
         from looped_lm.sweeps.planning import Planner
 
         retry = self.options.command == "retry"
-        planner = Planner()
         # All of them before the first one starts: a mistake in the last line must not cost the runs before it.
-        flops = {p.run.hash: p.flops for p in _planned(planner, self.runs)}
+        flops = {p.run.hash: p.flops for p in _planned(Planner(), self.runs)}
         statuses = [self.place.status(run) for run in self.runs]
         for run in _in_state(statuses, State.FINISHED):
             self.place.keep_record(run)
@@ -203,10 +183,7 @@ class Sweep:
         if self.options.launcher == "slurm":
             self._tell_failed(failed)
             return self._submit(wanted, attempts)
-        if wanted:
-            planner.warm_up()
-        failed_before = [] if retry else failed
-        return self._run_here(wanted, flops, attempts, failed_before) or int(bool(failed_before))
+        return self._run_here(wanted, flops, attempts, [] if retry else failed)
 
     def _run_here(
         self, wanted: list[Run], flops: dict[str, float], attempts: dict[str, int], failed_before: list[Run]
@@ -232,7 +209,7 @@ class Sweep:
         else:
             print(f"Records: {self.place.records}")
         self._tell_shared()
-        return outcome.exit_status
+        return outcome.exit_status or int(bool(failed_before))
 
     def _submit(self, wanted: list[Run], attempts: dict[str, int]) -> int:
         there = slurm.queued(self.place, wanted)
@@ -244,23 +221,19 @@ class Sweep:
         chosen = slurm.settings(self.file.slurm, self.options.profile, self.file.path)
         made = slurm.executor(self.place.root / "slurm", self.file.name, chosen)
         jobs = slurm.submit(made, self.place, new, slurm.machine_arguments(chosen), attempts)
-        print(
-            f"Submitted {len(jobs)} runs, jobs {jobs[0]} to {jobs[-1]}. How far they are: sweep status "
-            f"{self.options.file}"
-        )
+        print(f"Submitted {len(jobs)} runs, jobs {jobs[0]} to {jobs[-1]}.", end=" ")
+        print(f"How far they are: sweep status {self.options.file}")
         return 0
 
     def status(self) -> int:
         """Tell how far the runs are."""
-        from looped_lm.sweeps.table import status_table
-
         there = slurm.queued(self.place, self.runs)
         statuses = []
         for status in map(self.place.status, self.runs):
             waits = status.state in (State.WAITING, State.INTERRUPTED, State.FAILED)
             queued = waits and status.run.hash in there
             statuses.append(replace(status, state=State.QUEUED) if queued else status)
-        print(status_table(statuses))
+        print(_table(statuses))
         print(f"\n{_counts(statuses)}")
         self._tell_failed(_in_state(statuses, State.FAILED))
         self._tell_foreign(self._tell_shared())
@@ -293,14 +266,13 @@ class Sweep:
         statuses = []
         for name in dict.fromkeys(run.sweep for run in runs):
             # A record may be among this sweep's or among its own.
-            folders = [records, *([records.resolve().parent / name] if records else [])]
-            places = [Place(out, name, folder) for folder in folders]
+            places = [Place(out, name, records)]
+            places += [Place(out, name, records.resolve().parent / name)] if records else []
             for run in (run for run in runs if run.sweep == name):
                 found = [place.status(run) for place in places]
                 statuses.append(next((s for s in found if s.state is State.FINISHED), found[-1]))
-        missing = [s for s in statuses if s.state is not State.FINISHED]
-        for name in dict.fromkeys(s.run.sweep for s in missing):
-            count = sum(s.run.sweep == name for s in missing)
+        missing = Counter(s.run.sweep for s in statuses if s.state is not State.FINISHED)
+        for name, count in missing.items():
             print(f"{count} shared runs are not finished; the sweep {name} trains them.")
         return statuses
 
@@ -320,3 +292,17 @@ def _in_state(statuses: Sequence[Status], *states: State) -> list[Run]:
 def _counts(statuses: Sequence[Status]) -> str:
     counts = {state: len(_in_state(statuses, state)) for state in State}
     return f"{len(statuses)} runs: " + ", ".join(f"{n} {state.value}" for state, n in counts.items() if n)
+
+
+def _table(statuses: Sequence[Status]) -> str:
+    """One line per run: its state, how far it is, loss, time of training and attempts."""
+    axes, headings = varying([s.run for s in statuses])
+    rows = []
+    for s in statuses:
+        far = ["", "", ""]
+        if (record := s.record) is not None:
+            loss = "" if record.val_loss is None else f"{record.val_loss:.4f}"
+            far = [f"{record.steps:,}/{record.steps_planned:,}", loss, duration(record.wall_seconds)]
+        rows.append([s.hash, *s.run.label(axes), s.state.value, *far, str(s.attempts)])
+    header = ["hash", *headings, "state", "steps", "val loss", "time", "attempts"]
+    return aligned(header, rows, left=2 + len(axes))

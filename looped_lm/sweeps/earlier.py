@@ -18,13 +18,24 @@ import yaml
 
 from fitting.records import RECORD_SUFFIX
 from looped_lm.common.errors import UserError
-from looped_lm.sweeps import attempts
-from looped_lm.sweeps.identity import counts, identity, plain_key, values
-from looped_lm.sweeps.runs import Run
+from looped_lm.sweeps.runs import Run, arguments_of
 
-_ID = re.compile(r"(.*-)?[0-9a-f]{8}")
+ATTEMPTS = "attempts.jsonl"
+"""In a run's folder: beginnings and ends of its attempts, one line each."""
 MARKER = "queued.json"
 """In a run's folder: the job that SLURM has for it."""
+_ID = re.compile(r"(.*-)?[0-9a-f]{8}")
+
+
+def attempts(folder: Path) -> list[dict[str, Any]]:
+    """Beginnings (with `command`) and ends (with `exit_status`) of the attempts at a folder's run, in order."""
+    events = []
+    with suppress(FileNotFoundError, NotADirectoryError):
+        for line in (folder / ATTEMPTS).read_text(encoding="utf-8", errors="replace").splitlines():
+            # The last line of a process that was killed may be half a line.
+            with suppress(json.JSONDecodeError):
+                events.append(json.loads(line))
+    return [event for event in events if isinstance(event, dict)]
 
 
 class Earlier:
@@ -40,81 +51,58 @@ class Earlier:
 
     def name(self, run: Run) -> str | None:
         """Name of the folder or record whose run trains the same, or None."""
-        from looped_lm.sweeps.resolving import resolve_again
+        from looped_lm.sweeps.identity import identity, resolve_again, values
 
         wanted = run.identity
         for name, (config, found) in self._found.items():
             if any(found.get(key, value) != value for key, value in wanted.items()):
                 continue
             with suppress(UserError, KeyError):
-                if wanted.keys() - found.keys():
-                    # A key that did not exist then is at its default of today.
-                    found = self._as_planned(name, resolve_again(config))
-                if identity(found, run.axes) == wanted:
+                # A key that did not exist then is at its default of today.
+                whole = found if wanted.keys() <= found.keys() else values(resolve_again(config))
+                if identity(whole, run.axes) == wanted:
                     return name
         return None
 
     @cached_property
     def _found(self) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
         """Resolved configurations by the names of folders and records that hold one, and their values."""
+        from looped_lm.sweeps.identity import values
+
         found: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
         for path in sorted([*self.root.glob("*"), *self.records.glob(f"*{RECORD_SUFFIX}")]):
             name = path.name.removesuffix(RECORD_SUFFIX)
             # Claims are named by the hash that a name ends in; folders without one are not the sweep's.
-            if name not in found and _ID.fullmatch(name):
-                config = _of_folder(path) if path.is_dir() else _of_record(path)
-                if config:
-                    found[name] = (config, self._as_planned(name, config))
-        return found
-
-    def _as_planned(self, name: str, config: dict[str, Any]) -> dict[str, Any]:
-        """The values of a configuration, without what an attempt's options for its machine made of them."""
-        from looped_lm.sweeps.resolving import resolve
-
-        found = values(config)
-        for event in attempts.read(self.root / name):
-            arguments, machine = attempts.split(event.get("command", []))
-            changed = [key for word in machine if counts(key := plain_key(word[2:].partition("=")[0]))]
-            with suppress(UserError, OSError):
-                own = values(resolve(arguments)) if changed else {}
-                found |= {key: own[key] for key in changed if key in own}
+            if name not in found and _ID.fullmatch(name) and (config := _config(path)):
+                found[name] = (config, values(config))
         return found
 
 
-def _of_folder(folder: Path) -> dict[str, Any] | None:
-    """The configuration of a folder's run, from whatever its latest attempt came to write."""
-    from looped_lm.sweeps.resolving import resolve
+def _config(path: Path) -> dict[str, Any] | None:
+    """The configuration of a record, or of a folder's run from whatever its latest attempt came to write."""
+    from looped_lm.sweeps.identity import resolve
 
-    for path in sorted(folder.glob(f"*/checkpoints/*{RECORD_SUFFIX}")):
-        if config := _of_record(path):
-            return config
-    for path in sorted(folder.glob("version_*/config.yaml")):
-        with suppress(yaml.YAMLError, UnicodeDecodeError):
-            config = yaml.safe_load(path.read_text(encoding="utf-8"))
-            if isinstance(config, dict):
+    for record in sorted(path.glob(f"*/checkpoints/*{RECORD_SUFFIX}")) if path.is_dir() else [path]:
+        with suppress(OSError, ValueError):
+            if isinstance(config := json.loads(record.read_text(encoding="utf-8")).get("config"), dict):
                 return config
+    for file in sorted(path.glob("version_*/config.yaml")):
+        with suppress(yaml.YAMLError, UnicodeDecodeError):
+            if isinstance(config := yaml.safe_load(file.read_text(encoding="utf-8")), dict):
+                return config
+    begun = [arguments_of(event.get("command", [])) for event in attempts(path)]
     with suppress(UserError, OSError):
-        for event in attempts.read(folder):
-            if arguments := attempts.split(event.get("command", []))[0]:
-                return resolve(arguments)
-        if (queued := _queued(folder)) is not None:
-            return resolve(queued.arguments())
+        if arguments := next(filter(None, [*begun, _queued(path)]), None):
+            return resolve(arguments)
     return None
 
 
-def _of_record(path: Path) -> dict[str, Any] | None:
-    with suppress(OSError, ValueError):
-        config = json.loads(path.read_text(encoding="utf-8")).get("config")
-        return config if isinstance(config, dict) else None
-    return None
-
-
-def _queued(folder: Path) -> Run | None:
-    """The run of a folder that holds no more than the number of its SLURM job: that of the call which waits there."""
+def _queued(folder: Path) -> list[str] | None:
+    """The arguments of a run of which there is no more than the number of its SLURM job, from the call that waits."""
     try:
         job = json.loads((folder / MARKER).read_text(encoding="utf-8"))["job"]
         _, run, *_ = pickle.loads((folder.parent / "slurm" / f"{job}_submitted.pkl").read_bytes()).args
+        return run.arguments()
     except Exception:
         # The job is done, or its files were written by another version of submitit.
         return None
-    return run if isinstance(run, Run) else None

@@ -1,18 +1,27 @@
 """What a run trains: its configuration as `fit` would resolve it, reduced to the keys that decide what is trained.
 
-Two ways to write a run resolve to the same configuration, so they have the same identity. Old run folders and records
-hold a resolved configuration, too, which is how their runs are found again.
+Two ways to write a run resolve to the same configuration, so they have the same identity.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping
-from functools import cache
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
+from functools import cache, lru_cache
+from io import StringIO
+from pathlib import Path
 from typing import Any
 
+from jsonargparse import Namespace
+from lightning.pytorch.cli import LightningArgumentParser
+
+from looped_lm.common.errors import UserError
+from looped_lm.configuration.config_files import BASE, resolve_arguments
+from looped_lm.configuration.parser import PlanCLI
 from looped_lm.loop.component import class_path, import_class
+from looped_lm.seams import before
+from looped_lm.training.resume import BEFORE
 
 IDENTITY = (
     "seed_everything", "model", "data", "trainer.precision", "trainer.gradient_clip_val",
@@ -25,6 +34,8 @@ NOT_IDENTITY = (
     "data.val_rows", "data.num_workers",
 )  # fmt: skip
 """Of those: what may change from one machine to the next without making it another run. An axis always counts."""
+_NOT_PARSED_AGAIN = ("callbacks", "logger")
+"""Settings of the Trainer that no identity holds and that take most of the time of parsing."""
 
 
 def values(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,28 +56,15 @@ def identity(config_values: Mapping[str, Any], axes: Collection[str]) -> dict[st
         config_values: as `values` gives them.
         axes: keys that count because they are axes of the sweep.
     """
-    axes = {plain_key(axis) for axis in axes}
-    before = _before()
+    # An axis may be written with the words that say how a component is written.
+    axes = {axis.replace(".init_args", "").removesuffix(".class_path") for axis in axes}
+    earlier = values({"model": {**BEFORE, **before()}})
     return {
         key: value
         for key, value in config_values.items()
-        if (counts(key) or _within(key, axes)) and not (key in before and before[key] == value)
+        if (_within(key, axes) or _within(key, IDENTITY) and key not in NOT_IDENTITY)
+        and not (key in earlier and earlier[key] == value)
     }
-
-
-def digest(an_identity: Mapping[str, Any]) -> str:
-    """Eight hexadecimal digits that follow from an identity."""
-    return hashlib.sha256(json.dumps(an_identity, sort_keys=True).encode()).hexdigest()[:8]
-
-
-def counts(key: str) -> bool:
-    """Whether a key decides what is trained, if it is not an axis."""
-    return _within(key, IDENTITY) and key not in NOT_IDENTITY
-
-
-def plain_key(key: str) -> str:
-    """A key without the words that say how a component is written."""
-    return ".".join(part for part in key.split(".") if part not in ("class_path", "init_args"))
 
 
 def _within(key: str, keys: Collection[str]) -> bool:
@@ -101,9 +99,80 @@ def _one_name(path: str) -> str:
         return path
 
 
-@cache
-def _before() -> dict[str, Any]:
-    from looped_lm.seams import before
-    from looped_lm.training.resume import BEFORE
+# ---- As `fit` would resolve it --------------------------------------------------------------------------------------
 
-    return values({"model": {**BEFORE, **before()}})
+
+class _ParsedOnly(PlanCLI):
+    """Parses and builds nothing."""
+
+    def before_instantiate_classes(self) -> None: ...
+
+    def instantiate_classes(self) -> None: ...
+
+    def after_instantiate_classes(self) -> None: ...
+
+
+def resolve(arguments: Sequence[str]) -> dict[str, Any]:
+    """The configuration that `fit` would resolve from arguments, with every default written out.
+
+    The Trainer's callbacks and loggers are null, unless an option names them.
+
+    Args:
+        arguments: `--config FILE` as two words each, and then `--key=value`.
+
+    Raises:
+        UserError: `fit` would refuse them.
+    """
+    split = next((i for i in range(0, len(arguments), 2) if arguments[i] != "--config"), len(arguments))
+    files, options = arguments[:split], arguments[split:]
+    with refusals_raised():
+        contents = tuple(Path(file).read_bytes() for file in (str(BASE), *files[1::2]))
+        parser, parsed = _parsed(tuple(files), contents)
+        config = parsed.clone()
+        for name in _NOT_PARSED_AGAIN:
+            if not any(option.startswith(f"--trainer.{name}") for option in options):
+                config.trainer[name] = None
+        # Without defaults: those are in the files' configuration.
+        return _dumped(parser, parser.parse_args(list(options), namespace=config, defaults=False))
+
+
+def resolve_again(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A resolved configuration of an earlier version with the keys that did not exist then, at today's defaults.
+
+    Raises:
+        UserError: it has keys or classes that do not exist any more.
+    """
+    trainer = {k: v for k, v in config["trainer"].items() if k not in _NOT_PARSED_AGAIN}
+    with refusals_raised():
+        parser, _ = _parsed((), (BASE.read_bytes(),))
+        known = {key: config[key] for key in ("seed_everything", "model", "data")}
+        return _dumped(parser, parser.parse_object({**known, "trainer": trainer}))
+
+
+@lru_cache(maxsize=64)
+def _parsed(files: tuple[str, ...], contents: tuple[bytes, ...]) -> tuple[LightningArgumentParser, Namespace]:
+    """A parser, and what it makes of config files; hundreds of runs share a few of them.
+
+    The contents of the files are arguments so that a changed file is parsed anew.
+    """
+    cli = _ParsedOnly(resolve_arguments(list(files)))
+    return cli.parser, cli.config
+
+
+def _dumped(parser: LightningArgumentParser, config: Namespace) -> dict[str, Any]:
+    return json.loads(parser.dump(config, format="json", skip_none=False, skip_validation=True))
+
+
+@contextmanager
+def refusals_raised() -> Iterator[None]:
+    """A parser's way to refuse, which is to print and to leave, as an exception.
+
+    Raises:
+        UserError: what the parser printed.
+    """
+    told = StringIO()
+    try:
+        with redirect_stderr(told):
+            yield
+    except SystemExit:
+        raise UserError(told.getvalue().strip().removeprefix("error: ")) from None

@@ -7,8 +7,10 @@ of with the process that holds it, however that ends.
 
 from __future__ import annotations
 
+import json
 import os
-import re
+import platform
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,13 +23,11 @@ from filelock import FileLock, Timeout
 
 from fitting.records import RECORD_SUFFIX, RecordError, RunRecord
 from looped_lm.runs.preemption import EXIT_STATUS
-from looped_lm.sweeps import attempts
-from looped_lm.sweeps.earlier import Earlier
+from looped_lm.sweeps.earlier import ATTEMPTS, Earlier, attempts
 from looped_lm.sweeps.runs import Run
 
 INTERRUPTIONS = (EXIT_STATUS, 130, 143)
 """Exit statuses of runs that somebody stopped: saved on a signal, Ctrl-C, SIGTERM."""
-LOG_LINES = 6
 
 
 class State(Enum):
@@ -63,15 +63,8 @@ def latest_record(path: Path) -> RunRecord | None:
 
 @dataclass(frozen=True)
 class Status:
-    """A run with its state.
-
-    Args:
-        run: the run.
-        hash: the one its folder is named by.
-        state: how far it is.
-        record: the latest one there is.
-        attempts: how often it was started.
-        exit_status: of the last attempt that ended.
+    """A run with its state: the hash its folder is named by, its latest record, how often it was started, and the exit
+    status of the last attempt that ended.
     """
 
     run: Run
@@ -130,7 +123,7 @@ class Place:
 
     def command(self, run: Run) -> list[str]:
         """The command line of a run, after `python -m looped_lm`; it starts the run and goes on with it."""
-        return attempts.command(run, self.folder(run))
+        return run.command(self.folder(run))
 
     # ---- State ----------------------------------------------------------------------------------------------------
 
@@ -138,9 +131,7 @@ class Place:
         """The latest record of a run, in its folder or among the records that were collected."""
         collected = self._collected(self.hash(run))
         own = latest_record(self.folder(run))
-        if collected and (own is None or not own.finished):
-            return latest_record(collected[0])
-        return own
+        return latest_record(collected[0]) if collected and not (own and own.finished) else own
 
     def _collected(self, hash_: str) -> list[Path]:
         """Where the record of a run is among those that were collected, by whatever name."""
@@ -153,8 +144,7 @@ class Place:
 
     def finished(self, run: Run) -> bool:
         """Whether a run has a completed record."""
-        record = self.record(run)
-        return record is not None and record.finished
+        return (record := self.record(run)) is not None and record.finished
 
     def status(self, run: Run) -> Status:
         """How far a run is."""
@@ -173,9 +163,8 @@ class Place:
             state = State.INTERRUPTED
         else:
             state = State.FAILED
-        return Status(
-            run, self.hash(run), state, record, sum("exit_status" not in e for e in events), exit_status
-        )
+        begun = sum("exit_status" not in e for e in events)
+        return Status(run, self.hash(run), state, record, begun, exit_status)
 
     def keep_record(self, run: Run, record: RunRecord | None = None) -> Path | None:
         """Put the record of a finished run among the collected ones; its path, or None for an unfinished run.
@@ -205,7 +194,10 @@ class Place:
             Claimed: one of them has it.
             OSError: the folder cannot be made or written to.
         """
-        lock = self._lock(run)
+        # Beside the folders, by hash: two processes that name a run differently still mean the same one.
+        locks = self.root / ".claims"
+        locks.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(locks / self.hash(run))
         try:
             lock.acquire(timeout=timeout)
         except Timeout:
@@ -214,12 +206,6 @@ class Place:
             yield
         finally:
             lock.release()
-
-    def _lock(self, run: Run) -> FileLock:
-        # Beside the folders, by hash: two processes that name a run differently still mean the same one.
-        locks = self.root / ".claims"
-        locks.mkdir(parents=True, exist_ok=True)
-        return FileLock(locks / self.hash(run))
 
     def _is_claimed(self, run: Run) -> bool:
         if not (self.root / ".claims" / self.hash(run)).exists():
@@ -232,20 +218,26 @@ class Place:
 
     def attempts(self, run: Run) -> list[dict[str, Any]]:
         """Beginnings and ends of a run's attempts, in order."""
-        return attempts.read(self.folder(run))
+        return attempts(self.folder(run))
 
     def note(self, run: Run, **event: Any) -> None:
         """Append a beginning, or an end (with exit_status), of an attempt."""
-        attempts.note(self.folder(run), **event)
+        about = {"time": time.time(), "process": os.getpid(), "host": platform.node(), **event}
+        path = self.folder(run) / ATTEMPTS
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # In one write and on a line of its own, whatever a killed process left.
+        with path.open("a+b") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+            clean = file.read(1) in (b"", b"\n")
+            file.write((b"" if clean else b"\n") + json.dumps(about).encode() + b"\n")
 
-    def last_lines(self, run: Run, count: int = LOG_LINES) -> list[str]:
+    def last_lines(self, run: Run, count: int = 6) -> list[str]:
         """The last lines that a run printed; of a progress bar, what it showed last."""
         try:
             with self.log(run).open("rb") as file:
-                file.seek(0, os.SEEK_END)
-                file.seek(max(0, file.tell() - 20_000))
+                file.seek(max(0, file.seek(0, os.SEEK_END) - 20_000))
                 text = file.read().decode(errors="replace")
         except FileNotFoundError:
             return []
-        lines = [re.split(r"\r", line.rstrip("\r"))[-1].rstrip() for line in text.split("\n")]
+        lines = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in text.split("\n")]
         return [line for line in lines if line][-count:]

@@ -2,64 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import csv
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from io import StringIO
 
+from fitting.records import architecture
 from looped_lm.common.errors import UserError
-from looped_lm.common.text import did_you_mean
+from looped_lm.common.text import aligned, did_you_mean
 from looped_lm.configuration.config_files import resolve_arguments
 from looped_lm.configuration.parser import PlanCLI, processes
-from looped_lm.loop.component import import_class
 from looped_lm.runs.lightning_internals import peak_flops_table
-from looped_lm.sweeps.resolving import refusals_raised
-from looped_lm.sweeps.runs import Run
+from looped_lm.sweeps.identity import refusals_raised
+from looped_lm.sweeps.runs import Run, varying
 from looped_lm.training.devices import compute_dtype
+from looped_lm.training.lightning_module import LoopedLM
 from looped_lm.training.memory import estimate
 from looped_lm.training.schedules import accumulation
 
+GIB = 2**30
 _NOT_MEMORY = ("horizon", "transfer", "schedule", "batch_tokens", "val_every_steps", "compile_layers")
+_DESIGN = (
+    "r", "d_model", "flops_budget", "flops_per_token", "tokens", "n_once", "n_rec", "n_injection", "injection",
+    "bptt", "run",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """The numbers of a run.
+    """A run with its model on the meta device, whose `plan`, `sections` and `flops_per_token` are the run's.
 
     Args:
         run: the run.
-        r: recurrences.
-        d_model: width.
-        n: parameters N without embedding and head.
-        n_once: parameters used once per token.
-        n_rec: parameters used in every recurrence.
-        n_injection: of these, the injection's and the lanes'.
-        components: as in a run record.
-        flops_per_token: training FLOPs per token F, convention `paper`.
-        tokens: target tokens D.
-        steps: optimizer steps.
-        flops: training FLOPs of these steps.
-        flops_budget: nominal budget C; None if the horizon is not a budget.
+        model: its LoopedLM.
         precision: of the Trainer.
-        batch_size: rows per device and micro-batch: the most that fit the memory asked about, else the configured ones.
+        batch_size: rows per device and micro-batch: the most that fit the memory asked about, else the configured ones;
+            None if not even one fits.
         memory: bytes of one process with that many rows, fp32 throughout; None if not asked about.
     """
 
     run: Run
-    r: int
-    d_model: int
-    n: int
-    n_once: int
-    n_rec: int
-    n_injection: int
-    components: Mapping[str, Mapping[str, Any]]
-    flops_per_token: float
-    tokens: float
-    steps: int
-    flops: float
-    flops_budget: float | None
+    model: LoopedLM
     precision: str
     batch_size: int | None
     memory: float | None
+
+    @property
+    def flops(self) -> float:
+        """Training FLOPs of its steps, convention `paper`."""
+        return self.model.plan.steps * self.model.batch_tokens * self.model.flops_per_token
 
 
 class Planner:
@@ -73,48 +64,28 @@ class Planner:
     def __init__(self, memory: float | None = None, devices: int | None = None) -> None:
         self.memory, self.devices = memory, devices
         self._bytes: dict[str, tuple[float, float]] = {}
-        self.class_paths: set[str] = set()
 
     def plan(self, run: Run) -> PlannedRun:
-        """The numbers of one run.
+        """Plan one run. Imports every class that it names, so that a process forked from here starts at once.
 
         Raises:
             UserError: `fit` would refuse it; says which run and why.
         """
-        cli = _parsed(run)
-        self.class_paths |= set(_class_paths(cli.config.as_dict()))
-        model, data, trainer = cli.model, cli.datamodule, cli.config.trainer
-        devices = self.devices or processes(trainer.devices, trainer.num_nodes)
-        rows, needed = data.batch_size, None
         try:
+            with refusals_raised():
+                cli = PlanCLI(resolve_arguments(run.arguments()))
+            model, trainer = cli.model, cli.config.trainer
+            devices = self.devices or processes(trainer.devices, trainer.num_nodes)
+            rows, needed = cli.datamodule.batch_size, None
             accumulation(model.batch_tokens, rows if self.memory is None else 1, model.seq_len, devices)
         except UserError as error:
             raise UserError(f"Run {run.id} is refused: {error}") from error
         if self.memory is not None:
-            rows, needed = self._fit(model, devices)
-        net, plan = model.model, model.plan
-        return PlannedRun(
-            run=run,
-            r=net.num_recurrences,
-            d_model=net.d_model,
-            n=model.sections.n,
-            n_once=model.sections.n_once,
-            n_rec=model.sections.n_rec,
-            n_injection=model.sections.injection + model.sections.lanes,
-            components=model.component_specs(),
-            flops_per_token=model.flops_per_token,
-            tokens=plan.tokens,
-            steps=plan.steps,
-            flops=plan.steps * model.batch_tokens * model.flops_per_token,
-            flops_budget=plan.flops_budget,
-            precision=str(trainer.precision),
-            batch_size=rows,
-            memory=needed,
-        )
+            rows, needed = self._fit(model, devices, self.memory)
+        return PlannedRun(run, model, str(trainer.precision), rows, needed)
 
-    def _fit(self, model: Any, devices: int) -> tuple[int | None, float]:
+    def _fit(self, model: LoopedLM, devices: int, memory: float) -> tuple[int | None, float]:
         """Most rows per micro-batch that fit, of those that divide the batch, and the bytes they take."""
-        assert self.memory is not None
         shape = {k: v for k, v in model.hparams.items() if k not in _NOT_MEMORY}
         most = max(model.drawn)
         same_shape = repr((most, sorted(shape.items())))
@@ -127,32 +98,8 @@ class Planner:
         fixed, per_row = self._bytes[same_shape]
         batch = model.batch_tokens // (model.seq_len * devices)
         divisors = [rows for rows in range(batch, 0, -1) if batch % rows == 0]
-        fitting = next((rows for rows in divisors if fixed + rows * per_row <= self.memory), None)
+        fitting = next((rows for rows in divisors if fixed + rows * per_row <= memory), None)
         return fitting, fixed + (fitting or 1) * per_row
-
-    def warm_up(self) -> None:
-        """Import every class that the planned runs name, so that processes forked from here start at once."""
-        for path in sorted(self.class_paths):
-            import_class(path)
-
-
-def _parsed(run: Run) -> PlanCLI:
-    try:
-        with refusals_raised():
-            return PlanCLI(resolve_arguments(run.arguments()))
-    except UserError as error:
-        raise UserError(f"Run {run.id} is refused: {error}") from error
-
-
-def _class_paths(config: Any) -> Iterator[str]:
-    if isinstance(config, dict):
-        if isinstance(config.get("class_path"), str):
-            yield config["class_path"]
-        for value in config.values():
-            yield from _class_paths(value)
-    elif isinstance(config, Iterable) and not isinstance(config, str):
-        for value in config:
-            yield from _class_paths(value)
 
 
 def peak_flops(device: str, precision: str) -> float:
@@ -172,3 +119,41 @@ def peak_flops(device: str, precision: str) -> float:
     if dtype not in table[device]:
         raise UserError(f"Lightning's table has no {dtype} for {device}; give --peak-flops.")
     return float(table[device][dtype])
+
+
+def plan_table(planned: Sequence[PlannedRun], rate: float | None) -> str:
+    """One line per run: N, D, FLOPs, steps, rows and, at a rate in FLOPs/s, the time."""
+    axes, headings = varying([p.run for p in planned])
+    with_memory = any(p.memory is not None for p in planned)
+    header = ["hash", *headings, "N", "D", "D/N", "FLOPs/token", "steps", "FLOPs"]
+    header += ["rows", "GiB"] if with_memory else []
+    header += ["hours"] if rate else []
+    rows = []
+    for p in planned:
+        n, plan = p.model.sections.n, p.model.plan
+        row = [p.run.hash, *p.run.label(axes), f"{n:,}", f"{plan.tokens:,.0f}", f"{plan.tokens / n:.1f}"]
+        row += [f"{p.model.flops_per_token:.4e}", f"{plan.steps:,}", f"{p.flops:.3e}"]
+        if with_memory:
+            row += [
+                "none fits" if p.batch_size is None else str(p.batch_size),
+                f"{(p.memory or 0) / GIB:.1f}",
+            ]
+        row += [f"{p.flops / rate / 3600:.2f}"] if rate else []
+        rows.append(row)
+    return aligned(header, rows, left=1 + len(axes))
+
+
+def design(planned: Sequence[PlannedRun]) -> str:
+    """The runs as a CSV that `python -m fitting plan` reads."""
+    text = StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(_DESIGN)
+    for p in planned:
+        model, plan, sections = p.model.model, p.model.plan, p.model.sections
+        r, budget = model.num_recurrences, "" if plan.flops_budget is None else repr(plan.flops_budget)
+        costs = [budget, repr(p.model.flops_per_token), repr(plan.tokens)]
+        sizes = [sections.n_once, sections.n_rec, sections.injection + sections.lanes]
+        writer.writerow(
+            [r, model.d_model, *costs, *sizes, *architecture(p.model.component_specs(), r), p.run.id]
+        )
+    return text.getvalue()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,7 +12,8 @@ from typing import Any
 
 from looped_lm.common.errors import UserError
 from looped_lm.sweeps.files import CONFIG, text
-from looped_lm.sweeps.identity import digest, identity, values
+
+_SAVE_DIR = "--trainer.logger.init_args.save_dir"
 
 
 @dataclass(frozen=True)
@@ -32,13 +36,12 @@ class Run:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What it trains, by key. How it is written and how a machine runs it do not count; `data.data_dir` counts as
-        it is written.
+        """What it trains, by key: not how it is written, nor how a machine runs it.
 
         Raises:
             UserError: `fit` would refuse it; says which run and why.
         """
-        from looped_lm.sweeps.resolving import resolve
+        from looped_lm.sweeps.identity import identity, resolve, values
 
         try:
             return identity(values(resolve(self.arguments())), self.axes)
@@ -48,7 +51,7 @@ class Run:
     @cached_property
     def hash(self) -> str:
         """Eight hexadecimal digits that follow from what is trained."""
-        return digest(self.identity)
+        return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()[:8]
 
     @cached_property
     def id(self) -> str:
@@ -65,11 +68,35 @@ class Run:
         configs = [word for path in self.configs for word in ("--config", path)]
         return [*configs, *(f"--{key}={text(value)}" for key, value in self.keys.items())]
 
+    def command(self, folder: Path) -> list[str]:
+        """The command line, after `python -m looped_lm`, that starts it in a folder, or goes on with it there."""
+        root = str(folder.parent)
+        # As text, whatever YAML would make of a path with a colon.
+        save_dir = json.dumps(root, ensure_ascii=False) if ": " in root else root
+        place = [f"{_SAVE_DIR}={save_dir}", f"--run_name={folder.name}", "--resume=auto"]
+        return ["fit", *self.arguments(), *place]
+
     def label(self, keys: list[str]) -> list[str]:
         """Its values of some axes, as text."""
         return [text(self.axes.get(key, "")) for key in keys]
 
 
+def varying(runs: Sequence[Run]) -> tuple[list[str], list[str]]:
+    """Axes in which runs differ, and `config` always; and their headings, which are the last words of their names."""
+    axes = [
+        key
+        for key in dict.fromkeys(key for run in runs for key in run.axes)
+        if key == CONFIG or len({tuple(run.label([key])) for run in runs}) > 1
+    ]
+    return axes, [axis.rpartition(".")[2] for axis in axes]
+
+
 def told(point: dict[str, Any]) -> str:
     """Axes or a rule in words."""
     return ", ".join(f"{key}: {value}" for key, value in point.items())
+
+
+def arguments_of(command: Sequence[str]) -> list[str]:
+    """The arguments of the run that `Run.command` made a command line for; none of any other command line."""
+    place = next((i for i, word in enumerate(command) if word.startswith(f"{_SAVE_DIR}=")), 0)
+    return list(command[1:place]) if "--resume=auto" in command else []

@@ -49,9 +49,7 @@ def main(folder: str, file: str, kills: int, seed: int) -> None:
     # Once here, for all launchers that are forked from this process.
     from looped_lm.sweeps.planning import Planner
 
-    planner = Planner()
-    planner.plan(runs[0])
-    planner.warm_up()
+    Planner().plan(runs[0])
 
     first = fork.Process(target=launch, args=(file, "first.log"))
     first.start()

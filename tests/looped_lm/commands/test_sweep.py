@@ -58,10 +58,9 @@ def test_a_plan_tells_costs_and_writes_a_design_for_fitting(run_cli: Any, in_fol
 def test_the_batch_that_fits_is_the_largest_whose_estimate_does(in_folder: Path) -> None:
     (in_folder / "mine.yaml").write_text("grid: {config: r4.yaml, model.size: 1, model.batch_tokens: 16384}")
     (run,) = expand(files.load(Path("mine.yaml")))
-    from looped_lm.sweeps.planning import _parsed
     from looped_lm.training.memory import estimate
 
-    model = _parsed(run).model
+    model = Planner().plan(run).model
     bytes_of = {rows: estimate(model.model, rows, 256, model.optimizer_factory).total for rows in (8, 16, 32)}
     for rows, needed in bytes_of.items():
         assert Planner(memory=needed * 1.01).plan(run).batch_size == rows

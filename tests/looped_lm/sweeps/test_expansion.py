@@ -98,8 +98,9 @@ def test_the_other_shipped_sweeps_are_the_papers() -> None:
         "r4.yaml", "r4_additive.yaml", "r4_passthrough.yaml", "r4_hc.yaml",
     ]  # fmt: skip
     assert {(run.axes[SIZE], run.axes[BUDGET]) for run in ablation} == {(10, 1e18)}
-    extrapolation = [Planner().plan(run) for run in shipped("extrapolation")]
-    assert [(p.r, p.d_model, p.steps) for p in extrapolation] == [(1, 2176, 89_645), (4, 2176, 89_645)]
+    extrapolation = [Planner().plan(run).model for run in shipped("extrapolation")]
+    told = [(m.model.num_recurrences, m.model.d_model, m.plan.steps) for m in extrapolation]
+    assert told == [(1, 2176, 89_645), (4, 2176, 89_645)]
 
 
 def test_the_nano_sweeps_share_their_first_architecture_and_have_three_widths_per_budget_or_more() -> None:
@@ -128,18 +129,17 @@ def check_cells(budgets: set[float]) -> int:
     for run in shipped("iso_depth"):
         if run.axes[BUDGET] not in budgets:
             continue
-        planned = planner.plan(run)
-        row = table[planned.r, run.axes[SIZE], run.axes[BUDGET]]
-        d = int(row["d_model"])
-        assert planned.d_model == d and planned.flops_budget == float(row["flops_budget"])
-        assert planned.flops_per_token == float(row["flops_per_token"])
-        assert planned.tokens == pytest.approx(
-            float(row["flops_budget"]) / planned.flops_per_token, rel=1e-12
-        )
+        model = planner.plan(run).model
+        r, plan = model.model.num_recurrences, model.plan
+        row = table[r, run.axes[SIZE], run.axes[BUDGET]]
+        d, budget = int(row["d_model"]), float(row["flops_budget"])
+        assert model.model.d_model == d and plan.flops_budget == budget
+        assert model.flops_per_token == float(row["flops_per_token"])
+        assert plan.tokens == pytest.approx(budget / model.flops_per_token, rel=1e-12)
         # The file has whole tokens.
-        assert planned.tokens == pytest.approx(float(row["tokens"]), rel=1e-6)
-        layer, injection = 12 * d * d + 2 * d, 2 * d * d if planned.r > 1 else 0
-        assert planned.n == sum(layouts[planned.r]) * layer + injection + 3 * d
+        assert plan.tokens == pytest.approx(float(row["tokens"]), rel=1e-6)
+        layer, injection = 12 * d * d + 2 * d, 2 * d * d if r > 1 else 0
+        assert model.sections.n == sum(layouts[r]) * layer + injection + 3 * d
         checked += 1
     return checked
 
@@ -156,14 +156,15 @@ def test_tokens_parameters_and_flops_of_every_cell_equal_the_published_grid() ->
 def test_variants_of_the_grid_say_so() -> None:
     planner = Planner()
     for name, flops in (("truncated_bptt", lambda f: f < 0.8), ("hyperconnections", lambda f: 0.9 < f < 1)):
-        plain = planner.plan(shipped("iso_depth")[-1])
+        plain = planner.plan(shipped("iso_depth")[-1]).model
         variant = next(
-            planner.plan(run)
+            planner.plan(run).model
             for run in shipped(name)
             if run.axes[SIZE] == 12 and run.axes["config"] == "r8.yaml"
         )
         same = flops_per_token(768, 8, (2, 2, 2), "linear")
-        assert plain.r == variant.r == 8 and flops(variant.flops_per_token / same)
+        assert plain.model.num_recurrences == variant.model.num_recurrences == 8
+        assert flops(variant.flops_per_token / same)
 
 
 # ---- Files ----------------------------------------------------------------------------------------------------------
