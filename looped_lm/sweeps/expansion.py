@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from looped_lm.common.errors import UserError
-from looped_lm.sweeps.files import BY, CONFIG, SweepFile, config_path, load, refuse_unknown, same
+from looped_lm.sweeps.files import BY, CONFIG, Shared, SweepFile, config_path, load, refuse_unknown, same
 from looped_lm.sweeps.runs import Run, told
 
 _COMPARISON = re.compile(r"(<=|>=|!=|<|>)\s*(\S+)")
@@ -47,8 +47,19 @@ def _expanded(sweep: SweepFile) -> list[Run]:
                 )
         points = [{**point, key: value} for point in points for value in _values(sweep, key, point)]
     points = [{key: point[key] for key in sweep.grid} for point in points]
-    points = _apply_rules(points, sweep.keys, sweep.only, sweep.skip, str(sweep.path))
-    return [_run(sweep, point) for point in points]
+    named_by = tuple(
+        key
+        for key, values in sweep.grid.items()
+        if key != CONFIG
+        and any(isinstance(v, list) for v in (values.values() if _depends(values) else [values]))
+    )
+    runs = []
+    for point in _kept(points, sweep.keys, sweep, str(sweep.path)):
+        configs = [*([str(point[CONFIG])] if CONFIG in point else []), *sweep.configs]
+        paths = tuple(config_path(name, sweep.path) for name in configs)
+        keys = {**sweep.keys, **{key: value for key, value in point.items() if key != CONFIG}}
+        runs.append(Run(sweep.name, paths, keys, point, named_by))
+    return runs
 
 
 def shared_runs(sweep: SweepFile) -> list[Run]:
@@ -62,7 +73,7 @@ def shared_runs(sweep: SweepFile) -> list[Run]:
         other = load(entry.sweep)
         runs = _expanded(other)
         where = f"{sweep.path}, shared of {other.name}"
-        kept = _apply_rules([run.axes for run in runs], other.keys, entry.only, entry.skip, where)
+        kept = _kept([run.axes for run in runs], other.keys, entry, where)
         shared += [run for run in runs if any(run.axes is axes for axes in kept)]
     return shared
 
@@ -110,47 +121,25 @@ def _values(sweep: SweepFile, key: str, point: dict[str, Any]) -> list[Any]:
     return values
 
 
-def _run(sweep: SweepFile, point: dict[str, Any]) -> Run:
-    configs = [str(point[CONFIG])] if CONFIG in point else []
-    choices = {
-        key: [given for value, given in values.items() if value != BY] if _depends(values) else [values]
-        for key, values in sweep.grid.items()
-    }
-    lists = [key for key, given in choices.items() if any(isinstance(choice, list) for choice in given)]
-    return Run(
-        sweep=sweep.name,
-        configs=tuple(config_path(name, sweep.path) for name in [*configs, *sweep.configs]),
-        keys={**sweep.keys, **{k: v for k, v in point.items() if k != CONFIG}},
-        axes=point,
-        named_by=tuple(key for key in lists if key != CONFIG),
-    )
-
-
-# ---- Rules ----------------------------------------------------------------------------------------------------------
-
-
-def _apply_rules(
-    points: list[dict[str, Any]],
-    keys: dict[str, Any],
-    only: list[dict[str, Any]],
-    skip: list[dict[str, Any]],
-    where: str,
+def _kept(
+    points: list[dict[str, Any]], keys: dict[str, Any], rules: SweepFile | Shared, where: str
 ) -> list[dict[str, Any]]:
-    for kind, rules in (("only", only), ("skip", skip)):
-        for rule in rules:
+    """The points that meet a rule of `only`, if there are any, and none of `skip`."""
+
+    def meets(point: dict[str, Any], rule: dict[str, Any]) -> bool:
+        values = {**keys, **point}
+        return all(_matches(values[key], wanted) for key, wanted in rule.items())
+
+    for kind, given in (("only", rules.only), ("skip", rules.skip)):
+        for rule in given:
             refuse_unknown(rule, {**keys, **points[0]}, f"{where}, {kind}")
-            if not any(_meets(point, keys, rule) for point in points):
+            if not any(meets(point, rule) for point in points):
                 raise UserError(f"{where}: no run meets the rule {kind} {told(rule)}.")
-    kept = [p for p in points if not only or any(_meets(p, keys, rule) for rule in only)]
-    kept = [p for p in kept if not any(_meets(p, keys, rule) for rule in skip)]
+    kept = [p for p in points if not rules.only or any(meets(p, rule) for rule in rules.only)]
+    kept = [p for p in kept if not any(meets(p, rule) for rule in rules.skip)]
     if not kept:
         raise UserError(f"{where}: the rules leave no run.")
     return kept
-
-
-def _meets(point: dict[str, Any], keys: dict[str, Any], rule: dict[str, Any]) -> bool:
-    values = {**keys, **point}
-    return all(_matches(values[key], wanted) for key, wanted in rule.items())
 
 
 def _matches(value: Any, wanted: Any) -> bool:

@@ -100,29 +100,24 @@ class Shared:
 
 @dataclass(frozen=True)
 class SweepFile:
-    """A sweep as it is written.
-
-    Args:
-        path: of the file.
-        name: of the folder of its runs.
-        grid: axes, from `config` or a configuration key to a value, a list, or `{by: AXIS, VALUE: value or list}`.
-        configs: config files on top of that of the axis `config`, for every run.
-        keys: values of configuration keys, for every run.
-        only: rules of which a run must meet one.
-        skip: rules of which a run must meet none.
-        shared: runs of other sweeps that the results need.
-        slurm: how SLURM runs it.
-    """
+    """A sweep as it is written."""
 
     path: Path
     name: str
+    """Of the folder of its runs."""
     grid: dict[str, Any]
+    """Axes, from `config` or a configuration key to a value, a list, or `{by: AXIS, VALUE: value or list}`."""
     configs: list[str] = field(default_factory=list)
+    """Config files on top of that of the axis `config`, for every run."""
     keys: dict[str, Any] = field(default_factory=dict)
+    """Values of configuration keys, for every run."""
     only: list[dict[str, Any]] = field(default_factory=list)
+    """Rules of which a run must meet one."""
     skip: list[dict[str, Any]] = field(default_factory=list)
+    """Rules of which a run must meet none."""
     shared: list[Shared] = field(default_factory=list)
     slurm: dict[str, Any] = field(default_factory=dict)
+    """How SLURM runs it."""
 
 
 _TYPES: dict[str, type] = {
@@ -146,8 +141,7 @@ def find(name: str, beside: Path | None = None) -> Path:
         UserError: there is none; the shipped ones are listed.
     """
     path = Path(name)
-    places = [*([beside.parent / path] if beside else []), path, SHIPPED_SWEEPS / path]
-    for place in places:
+    for place in (*([beside.parent / path] if beside else []), path, SHIPPED_SWEEPS / path):
         if place.is_file():
             return place
     shipped = sorted(p.name for p in SHIPPED_SWEEPS.glob("*.yaml"))
@@ -176,12 +170,13 @@ def load(path: Path) -> SweepFile:
         if not isinstance(key, str):
             raise UserError(f"{path}: {key!r} does not name a key of a configuration, such as model.size.")
         for own, reason in _NOT_FOR_SWEEPS.items():
-            if key == own or key.startswith(f"{own}."):
+            if f"{key}.".startswith(f"{own}."):
                 raise UserError(f"{path}: {key} cannot be set by a sweep: {reason}.")
-    if CONFIG in keys:
-        raise UserError(f"{path}: {CONFIG} stands under keys; config files of every run stand under configs.")
-    for key in keys:
-        if key in grid:
+        if key == CONFIG and CONFIG in keys:
+            raise UserError(
+                f"{path}: {key} stands under keys; config files of every run stand under configs."
+            )
+        if key in keys and key in grid:
             raise UserError(f"{path}: {key} stands under keys and in the grid; leave one of them out.")
     configs = [str(config) for config in content.get("configs", [])]
     shared = [_shared(entry, path) for entry in content.get("shared", [])]
@@ -195,17 +190,14 @@ def _check_kinds(content: dict[str, Any], known: tuple[str, ...], where: str) ->
             raise UserError(f"{where}: {key} is {value!r}; it must be a {_TYPES[key].__name__}.")
     for rule in [*content.get("only", []), *content.get("skip", [])]:
         if not isinstance(rule, dict) or not rule:
-            raise UserError(
-                f"{where}: the rule {rule!r} does not map keys to values, as {{config: r8.yaml, model.size: [6, 8]}} "
-                "does."
-            )
+            example = "{config: r8.yaml, model.size: [6, 8]}"
+            raise UserError(f"{where}: the rule {rule!r} does not map keys to values, as {example} does.")
 
 
 def _shared(entry: Any, path: Path) -> Shared:
     if not isinstance(entry, dict) or "sweep" not in entry:
-        raise UserError(
-            f"{path}: an entry of shared names a sweep, as in {{sweep: iso_depth.yaml}}; got {entry!r}."
-        )
+        example = "{sweep: iso_depth.yaml}"
+        raise UserError(f"{path}: an entry of shared names a sweep, as in {example}; got {entry!r}.")
     _check_kinds(entry, ("sweep", "only", "skip"), f"{path}, shared")
     return Shared(**{**entry, "sweep": find(str(entry["sweep"]), beside=path)})
 

@@ -7,12 +7,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkProcess
 from types import FrameType
-from typing import Any
 
 from looped_lm.common.text import duration
 from looped_lm.runs.preemption import EXIT_STATUS
@@ -24,7 +22,6 @@ CANNOT_START = 77
 """Exit status of a process that could not begin its run."""
 POLL_SECONDS = 1.0
 """How often runs that another launcher has are looked at."""
-Say = Callable[[str], None]
 
 
 @dataclass
@@ -46,9 +43,7 @@ class Outcome:
     @property
     def exit_status(self) -> int:
         """0 if every run is finished, EXIT_STATUS if a signal ended the launcher, else 1."""
-        if self.signum is not None:
-            return EXIT_STATUS
-        return int(bool(self.interrupted or self.failed))
+        return int(bool(self.interrupted or self.failed)) if self.signum is None else EXIT_STATUS
 
 
 @dataclass
@@ -60,7 +55,7 @@ class _Job:
 
 
 class LocalLauncher:
-    """Starts runs in processes forked from this one, which has everything imported already.
+    """Starts runs in processes forked from this one, which has everything imported already, and tells how they do.
 
     The process that calls it must not have started threads or a device.
 
@@ -70,7 +65,6 @@ class LocalLauncher:
         devices: accelerators to share out over the jobs, as CUDA_VISIBLE_DEVICES names them; none on a CPU.
         flops: training FLOPs of each run by hash, for the estimate of the time that is left.
         attempts: how often each run had been started when it was chosen, by hash; see `work`.
-        say: takes lines of progress.
     """
 
     def __init__(
@@ -80,12 +74,9 @@ class LocalLauncher:
         devices: list[str],
         flops: dict[str, float],
         attempts: dict[str, int],
-        say: Say = print,
     ) -> None:
-        self.place, self.jobs, self.devices, self.flops, self.say = place, jobs, devices, flops, say
-        self.attempts = dict(attempts)
+        self.place, self.jobs, self.devices, self.flops, self.attempts = place, jobs, devices, flops, attempts
         self.threads = max(1, len(os.sched_getaffinity(0)) // jobs)
-        self._signal: int | None = None
 
     def run(self, runs: list[Run]) -> Outcome:
         """Run all of them that are not finished, each at most once; what became of them.
@@ -93,46 +84,51 @@ class LocalLauncher:
         Runs that another launcher is at are waited for, and taken over if it leaves them unfinished. On SIGTERM or
         SIGINT the runs under way save and stop, and no other is started.
         """
-        self._signal = None
         self._began, self._flops_done = time.monotonic(), 0.0
-        outcome, waiting, jobs = Outcome(), list(runs), list[_Job]()
         self._of, self._flops_left = len(runs), sum(self.flops[run.hash] for run in runs)
-        before = {s: signal.signal(s, self._note) for s in (signal.SIGTERM, signal.SIGINT)}
+        outcome, waiting, jobs, passed_on = Outcome(), list(runs), list[_Job](), False
+
+        def note(signum: int, frame: FrameType | None) -> None:
+            outcome.signum = outcome.signum or signum
+
+        before = {s: signal.signal(s, note) for s in (signal.SIGTERM, signal.SIGINT)}
         try:
-            while jobs or (waiting or outcome.elsewhere) and self._signal is None:
-                while waiting and len(jobs) < self.jobs and self._signal is None:
+            while jobs or (waiting or outcome.elsewhere) and outcome.signum is None:
+                while waiting and len(jobs) < self.jobs and outcome.signum is None:
                     jobs.append(self._start(waiting.pop(0), jobs))
                 wait([job.process.sentinel for job in jobs], timeout=POLL_SECONDS)
-                self._pass_on(jobs)
+                if outcome.signum is not None and not passed_on:
+                    # Once: Ctrl-C reaches the runs by itself where they share the terminal.
+                    passed_on = True
+                    name = signal.Signals(outcome.signum).name
+                    print(f"{name}: {len(jobs)} run(s) under way save and stop.")
+                    for job in jobs:
+                        job.process.terminate()
                 for job in [job for job in jobs if not job.process.is_alive()]:
                     jobs.remove(job)
                     self._end(job, outcome)
-                if self._signal is None:
+                if outcome.signum is None:
                     self._look_elsewhere(outcome, waiting)
         finally:
             for job in jobs:
                 job.process.terminate()
             for signum, handler in before.items():
                 signal.signal(signum, handler)
-        outcome.signum = self._signal
         return outcome
-
-    # ---- One run --------------------------------------------------------------------------------------------------
 
     def _start(self, run: Run, jobs: list[_Job]) -> _Job:
         slot = min(set(range(self.jobs)) - {job.slot for job in jobs})
-        process = multiprocessing.get_context("fork").Process(
-            target=self._child, args=(run, slot), name=run.id
-        )
+        fork = multiprocessing.get_context("fork")
+        process = fork.Process(target=self._child, args=(run, slot), name=run.id)
         process.start()
-        self.say(f"started   {self.place.name(run)}, log {self.place.log(run)}")
+        print(f"started   {self.place.name(run)}, log {self.place.log(run)}")
         return _Job(run, process, slot, time.monotonic())
 
     def _child(self, run: Run, slot: int) -> None:
         import torch
 
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signum, signal.SIG_DFL if signum == signal.SIGTERM else signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         follow_parent()
         os.environ["OMP_NUM_THREADS"] = str(self.threads)
         torch.set_num_threads(self.threads)
@@ -147,10 +143,10 @@ class LocalLauncher:
             sys.exit(CANNOT_START)
 
     def _end(self, job: _Job, outcome: Outcome) -> None:
-        seconds, run = time.monotonic() - job.began, job.run
+        seconds, run, name = time.monotonic() - job.began, job.run, self.place.name(job.run)
         job.process.join()
         if job.process.exitcode == BUSY:
-            self.say(f"elsewhere {self.place.name(run)}: another launcher is at it")
+            print(f"elsewhere {name}: another launcher is at it")
             outcome.elsewhere.append(run)
             return
         if job.process.exitcode == CANNOT_START:
@@ -158,9 +154,7 @@ class LocalLauncher:
             outcome.failed.append(run)
             return
         if job.process.exitcode == -signal.SIGKILL:
-            self.say(
-                f"killed    {self.place.name(run)} by SIGKILL: perhaps the memory of the machine ran out"
-            )
+            print(f"killed    {name} by SIGKILL: perhaps the memory of the machine ran out")
         self._sort(run, outcome)
         end = self.place.attempts(run)[-1:]
         record = self.place.record(run)
@@ -174,64 +168,42 @@ class LocalLauncher:
 
     def _sort(self, run: Run, outcome: Outcome) -> None:
         """Note what became of a run that nobody is at any more."""
-        status = self.place.status(run)
+        status, name = self.place.status(run), self.place.name(run)
         self._flops_left -= self.flops[run.hash]
         if status.state is State.FINISHED:
             outcome.finished.append(run)
             loss = status.record.val_loss if status.record else None
             told = "" if loss is None else f", validation loss {loss:.4f}"
-            done = f"{len(outcome.finished)} of {self._of}"
-            self.say(f"finished  {self.place.name(run)}{told} ({done}{self._left()})")
+            left = ""
+            if self._flops_done and self._flops_left > 0:
+                seconds = (time.monotonic() - self._began) * self._flops_left / self._flops_done
+                left = f", about {duration(seconds)} to go"
+            print(f"finished  {name}{told} ({len(outcome.finished)} of {self._of}{left})")
         elif status.state is State.FAILED:
             outcome.failed.append(run)
-            self.say(f"failed    {self.place.name(run)} (exit status {status.exit_status})")
+            print(f"failed    {name} (exit status {status.exit_status})")
             for line in self.place.last_lines(run):
-                self.say(f"          | {line}")
+                print(f"          | {line}")
         else:
             outcome.interrupted.append(run)
-            self.say(
-                f"stopped   {self.place.name(run)}; it goes on from its last checkpoint when the sweep is run again"
-            )
-
-    def _left(self) -> str:
-        if not self._flops_done or self._flops_left <= 0:
-            return ""
-        seconds = (time.monotonic() - self._began) * self._flops_left / self._flops_done
-        return f", about {duration(seconds)} to go"
-
-    # ---- Others ---------------------------------------------------------------------------------------------------
+            print(f"stopped   {name}; it goes on from its last checkpoint when the sweep is run again")
 
     def _look_elsewhere(self, outcome: Outcome, waiting: list[Run]) -> None:
         for run in list(outcome.elsewhere):
             state = self.place.status(run).state
-            if state is State.RUNNING:
-                continue
-            outcome.elsewhere.remove(run)
+            if state is not State.RUNNING:
+                outcome.elsewhere.remove(run)
             if state in (State.WAITING, State.INTERRUPTED):
                 # Whoever had it is gone.
                 waiting.append(run)
-            else:
+            elif state is not State.RUNNING:
                 self._sort(run, outcome)
-
-    def _note(self, signum: int, frame: FrameType | None) -> None:
-        self._signal = self._signal or signum
-
-    def _pass_on(self, jobs: list[_Job]) -> None:
-        """Hand a signal on once; Ctrl-C reaches the runs by itself where they share the terminal."""
-        if self._signal is None or getattr(self, "_passed_on", None) == self._signal:
-            return
-        self._passed_on = self._signal
-        self.say(f"{signal.Signals(self._signal).name}: {len(jobs)} run(s) under way save and stop.")
-        for job in jobs:
-            if job.process.pid is not None and job.process.is_alive():
-                os.kill(job.process.pid, signal.SIGTERM)
 
 
 def visible_devices() -> list[str]:
     """Accelerators that a process started here would see, without starting one of them."""
     import torch
 
-    given: Any = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if given is not None:
-        return [name.strip() for name in given.split(",") if name.strip()]
-    return [str(i) for i in range(torch.cuda.device_count())]
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = map(str, range(torch.cuda.device_count())) if given is None else map(str.strip, given.split(","))
+    return list(filter(None, names))

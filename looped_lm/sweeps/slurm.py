@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fitting.records import write_text_atomically
 from looped_lm.common.errors import UserError
 from looped_lm.sweeps.earlier import MARKER
 from looped_lm.sweeps.files import read_yaml, refuse_unknown
@@ -47,12 +48,10 @@ def settings(sweep: Mapping[str, Any], profile: Path | None, where: Path) -> dic
     Raises:
         UserError: an unknown setting, or a time that cannot be read.
     """
+    over = {} if profile is None else read_yaml(profile)
     refuse_unknown(sweep, SETTINGS, f"{where}, slurm")
-    merged = dict(sweep)
-    if profile is not None:
-        content = read_yaml(profile)
-        refuse_unknown(content, SETTINGS, str(profile))
-        merged |= content
+    refuse_unknown(over, SETTINGS, str(profile))
+    merged = {**sweep, **over}
     if "time" in merged:
         merged["time"] = minutes(merged["time"])
     return merged
@@ -101,7 +100,7 @@ def executor(folder: Path, name: str, chosen: Mapping[str, Any]) -> Any:
         made = submitit.SlurmExecutor(folder)
     except RuntimeError as error:
         raise UserError(f"{error} --launcher local runs on this machine.") from error
-    parameters = {SETTINGS[key]: value for key, value in chosen.items() if key in SETTINGS}
+    parameters = {SETTINGS[key]: value for key, value in chosen.items()}
     options = {"requeue": True, **parameters.pop("additional_parameters", {})}
     # One process per GPU: Lightning takes its ranks from the tasks that SLURM starts.
     parameters["ntasks_per_node"] = max(1, int(chosen.get("gpus", 0)))
@@ -117,12 +116,8 @@ def executor(folder: Path, name: str, chosen: Mapping[str, Any]) -> Any:
 
 def machine_arguments(chosen: Mapping[str, Any]) -> tuple[str, ...]:
     """Arguments of `fit` that follow from the allocation."""
-    arguments = []
-    if chosen.get("gpus"):
-        arguments.append(f"--trainer.devices={chosen['gpus']}")
-    if chosen.get("nodes"):
-        arguments.append(f"--trainer.num_nodes={chosen['nodes']}")
-    return tuple(arguments)
+    names = {"gpus": "devices", "nodes": "num_nodes"}
+    return tuple(f"--trainer.{name}={chosen[key]}" for key, name in names.items() if chosen.get(key))
 
 
 def submit(
@@ -132,21 +127,16 @@ def submit(
     counts = [attempts[run.hash] for run in runs]
     jobs = made.map_array(task, [place] * len(runs), runs, [extra] * len(runs), counts)
     for run, job in zip(runs, jobs, strict=True):
-        folder = place.folder(run)
-        folder.mkdir(parents=True, exist_ok=True)
-        aside = folder / f".{MARKER}"
-        aside.write_text(json.dumps({"job": str(job.job_id)}), encoding="utf-8")
-        aside.replace(folder / MARKER)
+        write_text_atomically(place.folder(run) / MARKER, json.dumps({"job": str(job.job_id)}))
     return [str(job.job_id) for job in jobs]
 
 
 def queued(place: Place, runs: list[Run]) -> dict[str, str]:
     """Jobs that SLURM still has, by the hash of their runs."""
-    markers = {run.hash: place.folder(run) / MARKER for run in runs}
     jobs = {
-        hash_: json.loads(path.read_text(encoding="utf-8"))["job"]
-        for hash_, path in markers.items()
-        if path.is_file()
+        run.hash: json.loads(path.read_text(encoding="utf-8"))["job"]
+        for run in runs
+        if (path := place.folder(run) / MARKER).is_file()
     }
     if not jobs or shutil.which("squeue") is None:
         return {}

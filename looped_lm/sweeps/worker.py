@@ -10,14 +10,12 @@ import threading
 import time
 from pathlib import Path
 
-from fitting.records import RunRecord
 from looped_lm.configuration.command_line import run_as_command_line
 from looped_lm.sweeps.place import Claimed, Place, State
 from looped_lm.sweeps.runs import Run
 
 BUSY = 76
 """Exit status where another process has the run."""
-_PARENT_SECONDS = 1.0
 _CLAIM_SECONDS = 2.0
 """How long to ask for a run: who only looks whether it is claimed holds it for a moment."""
 
@@ -59,15 +57,12 @@ def work(place: Place, run: Run, extra: tuple[str, ...] = (), attempts: int | No
                 )  # fmt: skip
                 status = 1
             seconds = time.perf_counter() - began
-            fit_seconds = _wall_seconds(place.record(run)) - _wall_seconds(before.record)
-            place.note(run, exit_status=status, seconds=seconds, fit_seconds=fit_seconds)
+            records = [before.record, place.record(run)]
+            earlier, now = (0.0 if record is None else record.wall_seconds for record in records)
+            place.note(run, exit_status=status, seconds=seconds, fit_seconds=now - earlier)
             return status
     except Claimed:
         return BUSY
-
-
-def _wall_seconds(record: RunRecord | None) -> float:
-    return 0.0 if record is None else record.wall_seconds
 
 
 def accompany(place: Place, run: Run, extra: tuple[str, ...], rank: int) -> int:
@@ -78,16 +73,7 @@ def accompany(place: Place, run: Run, extra: tuple[str, ...], rank: int) -> int:
 
 
 def _fit(command: list[str], log: Path) -> int:
-    _print_into(log)
-    print(f"$ python -m looped_lm {shlex.join(command)}", flush=True)
-    try:
-        return run_as_command_line(command)
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-
-
-def _print_into(log: Path) -> None:
+    """Run a command line with all its output in a log, also that of code which is not Python; its exit status."""
     log.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -97,6 +83,12 @@ def _print_into(log: Path) -> None:
     os.close(descriptor)
     sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
+    print(f"$ python -m looped_lm {shlex.join(command)}", flush=True)
+    try:
+        return run_as_command_line(command)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
 
 
 def follow_parent() -> None:
@@ -105,7 +97,7 @@ def follow_parent() -> None:
 
     def watch() -> None:
         while os.getppid() == parent:
-            time.sleep(_PARENT_SECONDS)
+            time.sleep(1.0)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="follow_parent", daemon=True).start()
