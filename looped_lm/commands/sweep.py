@@ -30,9 +30,16 @@ def parser() -> argparse.ArgumentParser:
     """The parser with every command and option."""
     top = argparse.ArgumentParser(prog="python -m looped_lm sweep", description=__doc__, allow_abbrev=False)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    place = argparse.ArgumentParser(add_help=False)
+    place.add_argument("--out", type=Path, default="runs", metavar="DIR", help="folder of sweeps (runs)")
+    place.add_argument(
+        "--records", type=Path, metavar="DIR",
+        help="folder of finished runs' records (DIR/SWEEP/records); a run with a record there is not run again. "
+        "Records of another sweep's shared runs are looked for there and in the folder of its name beside it",
+    )  # fmt: skip
 
-    def add(name: str, text: str) -> argparse.ArgumentParser:
-        command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+    def add(name: str, text: str, *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text, allow_abbrev=False, parents=parents)
         command.add_argument("file", metavar="FILE", help="sweep file, or the name of a shipped one")
         return command
 
@@ -42,32 +49,24 @@ def parser() -> argparse.ArgumentParser:
         "--peak-flops", type=float, metavar="X", help="peak FLOPs/s of a device not in the list"
     )
     plan.add_argument(
-        "--mfu", type=float, default=0.4, help="share of the peak that is reached (default 0.4)"
+        "--mfu", type=float, default=0.4, help="share of the peak that training reaches (default 0.4)"
     )
     plan.add_argument("--devices", type=int, metavar="N", help="devices per run (default: as configured)")
     plan.add_argument("--memory", type=float, metavar="GIB", help="of a device: the largest batch that fits")
-    plan.add_argument("--csv", type=Path, metavar="FILE", help="write a design for `fitting plan`")
+    plan.add_argument(
+        "--csv", type=Path, metavar="FILE", help="write the runs as a design for `fitting plan`"
+    )
     plan.add_argument("--overwrite", action="store_true", help="let --csv replace a file")
     trained = {"run": "train all runs that are not finished", "retry": "train the failed runs again"}
     for name, text in trained.items():
-        run = add(name, text)
+        run = add(name, text, place)
         run.add_argument("--launcher", choices=("local", "slurm"), default="local", help="default: local")
         run.add_argument("--jobs", type=int, metavar="N", help="local: runs at a time (default 1)")
         run.add_argument("--devices", metavar="LIST", help="local: accelerators to share out, such as 0,1")
         run.add_argument("--profile", type=Path, metavar="FILE", help="slurm: settings of a cluster")
-        _place_options(run)
-    _place_options(add("status", "how far the runs are, and the last lines of failed ones"))
-    _place_options(add("records", "collect the records of finished runs for `python -m fitting fit`"))
+    add("status", "how far the runs are, and the last lines of failed ones", place)
+    add("records", "collect the records of finished runs for `python -m fitting fit`", place)
     return top
-
-
-def _place_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--out", type=Path, default="runs", metavar="DIR", help="folder of sweeps (runs)")
-    command.add_argument(
-        "--records", type=Path, metavar="DIR",
-        help="folder of finished runs' records (DIR/SWEEP/records); a run with a record there is not run again. "
-        "Records of another sweep's shared runs are looked for there and in the folder of its name beside it",
-    )  # fmt: skip
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -87,9 +86,6 @@ def main(arguments: Sequence[str]) -> int:
             raise UserError(f"--jobs is {options.jobs}; it must be at least 1.")
         return Sweep(options).run()
     return Sweep(options).status() if options.command == "status" else Sweep(options).collect()
-
-
-# ---- plan -----------------------------------------------------------------------------------------------------------
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -150,15 +146,8 @@ def _planned(planner: Planner, runs: list[Run]) -> list[PlannedRun]:
     return planned
 
 
-# ---- run, retry, status and records ---------------------------------------------------------------------------------
-
-
 class Sweep:
-    """A sweep whose runs are trained or looked at by one command.
-
-    Args:
-        options: the command's.
-    """
+    """A sweep whose runs are trained or looked at by one command with these options."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -198,8 +187,8 @@ class Sweep:
             rest = duration(outcome.run_seconds - outcome.fit_seconds)
             print(
                 f"{outcome.trained} runs in {duration(time.monotonic() - began)}: training "
-                f"{duration(outcome.fit_seconds)} in all, start and end of their processes {rest}, {launcher.jobs} at "
-                "a time."
+                f"{duration(outcome.fit_seconds)} in all, start and end of their processes {rest}, "
+                f"{launcher.jobs} at a time."
             )
         self._tell_failed(failed_before)
         if outcome.failed:
@@ -230,9 +219,9 @@ class Sweep:
         there = slurm.queued(self.place, self.runs)
         statuses = []
         for status in map(self.place.status, self.runs):
-            waits = status.state in (State.WAITING, State.INTERRUPTED, State.FAILED)
-            queued = waits and status.run.hash in there
-            statuses.append(replace(status, state=State.QUEUED) if queued else status)
+            if status.run.hash in there and status.state not in (State.FINISHED, State.RUNNING):
+                status = replace(status, state=State.QUEUED)
+            statuses.append(status)
         print(_table(statuses))
         print(f"\n{_counts(statuses)}")
         self._tell_failed(_in_state(statuses, State.FAILED))
@@ -249,8 +238,6 @@ class Sweep:
         if len(kept) >= 7:
             print(f"Fit them: python -m fitting fit {self.place.records}")
         return 0 if kept else 1
-
-    # ---- What is told -------------------------------------------------------------------------------------------
 
     def _tell_failed(self, failed: list[Run]) -> None:
         for run in failed:
@@ -290,8 +277,9 @@ def _in_state(statuses: Sequence[Status], *states: State) -> list[Run]:
 
 
 def _counts(statuses: Sequence[Status]) -> str:
-    counts = {state: len(_in_state(statuses, state)) for state in State}
-    return f"{len(statuses)} runs: " + ", ".join(f"{n} {state.value}" for state, n in counts.items() if n)
+    counts = Counter(s.state for s in statuses)
+    told = (f"{counts[state]} {state.value}" for state in State if counts[state])
+    return f"{len(statuses)} runs: {', '.join(told)}"
 
 
 def _table(statuses: Sequence[Status]) -> str:

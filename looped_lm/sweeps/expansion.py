@@ -41,10 +41,8 @@ def _expanded(sweep: SweepFile) -> list[Run]:
             there = [point[values[BY]] for point in points]
             idle = [str(v) for v in values if v != BY and not any(same(v, value) for value in there)]
             if idle:
-                raise UserError(
-                    f"{sweep.path}: {key} has values for {values[BY]} = {', '.join(idle)}, which that axis does not "
-                    "take."
-                )
+                where = f"{sweep.path}: {key} has values for {values[BY]} = {', '.join(idle)}"
+                raise UserError(f"{where}, which that axis does not take.")
         points = [{**point, key: value} for point in points for value in _values(sweep, key, point)]
     points = [{key: point[key] for key in sweep.grid} for point in points]
     named_by = tuple(
@@ -80,22 +78,16 @@ def shared_runs(sweep: SweepFile) -> list[Run]:
 
 def _order(sweep: SweepFile) -> list[str]:
     """Axes with those that others depend on first."""
-    done: list[str] = []
-
-    def place(key: str, waiting: tuple[str, ...]) -> None:
-        if key in done:
-            return
-        if key in waiting:
-            raise UserError(f"{sweep.path}: the axes {', '.join(waiting)} depend on each other.")
-        values = sweep.grid[key]
-        if _depends(values):
-            refuse_unknown([values[BY]], sweep.grid, f"{sweep.path}, {key}: by")
-            place(values[BY], (*waiting, key))
-        done.append(key)
-
+    order: list[str] = []
     for key in sweep.grid:
-        place(key, ())
-    return done
+        chain = [key]
+        while _depends(values := sweep.grid[chain[-1]]):
+            refuse_unknown([values[BY]], sweep.grid, f"{sweep.path}, {chain[-1]}: by")
+            if values[BY] in chain:
+                raise UserError(f"{sweep.path}: the axes {', '.join(chain)} depend on each other.")
+            chain.append(values[BY])
+        order += [axis for axis in reversed(chain) if axis not in order]
+    return order
 
 
 def _depends(values: Any) -> bool:
@@ -108,9 +100,8 @@ def _values(sweep: SweepFile, key: str, point: dict[str, Any]) -> list[Any]:
         now = point[values[BY]]
         found = [given for value, given in values.items() if value != BY and same(value, now)]
         if not found:
-            raise UserError(
-                f"{sweep.path}: {key} has no values for {values[BY]} = {now}; give some, or leave that out with skip."
-            )
+            where = f"{sweep.path}: {key} has no values for {values[BY]} = {now}"
+            raise UserError(f"{where}; give some, or leave that out with skip.")
         values = found[0]
     values = values if isinstance(values, list) else [values]
     if not values:

@@ -35,9 +35,9 @@ class Outcome:
     trained: int = 0
     """Runs that processes of this launcher brought to their end."""
     fit_seconds: float = 0.0
-    """Of these: what was added to their records' wall_seconds meanwhile."""
+    """What these added to their records' wall_seconds."""
     run_seconds: float = 0.0
-    """Of the same runs: from the start of their processes to the end."""
+    """From the start of their processes to the end."""
     signum: int | None = None
 
     @property
@@ -68,12 +68,7 @@ class LocalLauncher:
     """
 
     def __init__(
-        self,
-        place: Place,
-        jobs: int,
-        devices: list[str],
-        flops: dict[str, float],
-        attempts: dict[str, int],
+        self, place: Place, jobs: int, devices: list[str], flops: dict[str, float], attempts: dict[str, int]
     ) -> None:
         self.place, self.jobs, self.devices, self.flops, self.attempts = place, jobs, devices, flops, attempts
         self.threads = max(1, len(os.sched_getaffinity(0)) // jobs)

@@ -125,8 +125,6 @@ class Place:
         """The command line of a run, after `python -m looped_lm`; it starts the run and goes on with it."""
         return run.command(self.folder(run))
 
-    # ---- State ----------------------------------------------------------------------------------------------------
-
     def record(self, run: Run) -> RunRecord | None:
         """The latest record of a run, in its folder or among the records that were collected."""
         collected = self._collected(self.hash(run))
@@ -150,21 +148,17 @@ class Place:
         """How far a run is."""
         record = self.record(run)
         events = self.attempts(run)
-        last = events[-1] if events else None
-        exit_status = next((e["exit_status"] for e in reversed(events) if "exit_status" in e), None)
+        ends = [event["exit_status"] for event in events if "exit_status" in event]
         if record is not None and record.finished:
             state = State.FINISHED
-        elif last is None:
+        elif not events:
             state = State.WAITING
-        elif "exit_status" not in last:
+        elif "exit_status" not in events[-1]:
             # Asked only here: to ask for a claim is to hold it for a moment.
             state = State.RUNNING if self._is_claimed(run) else State.INTERRUPTED
-        elif last["exit_status"] in INTERRUPTIONS:
-            state = State.INTERRUPTED
         else:
-            state = State.FAILED
-        begun = sum("exit_status" not in e for e in events)
-        return Status(run, self.hash(run), state, record, begun, exit_status)
+            state = State.INTERRUPTED if ends[-1] in INTERRUPTIONS else State.FAILED
+        return Status(run, self.hash(run), state, record, len(events) - len(ends), ends[-1] if ends else None)
 
     def keep_record(self, run: Run, record: RunRecord | None = None) -> Path | None:
         """Put the record of a finished run among the collected ones; its path, or None for an unfinished run.
@@ -183,8 +177,6 @@ class Place:
                     return there
             return record.save(there)
         return record.save(self.records / f"{self.name(run)}{RECORD_SUFFIX}")
-
-    # ---- Claims and attempts --------------------------------------------------------------------------------------
 
     @contextmanager
     def claimed(self, run: Run, timeout: float = 0.0) -> Iterator[None]:
