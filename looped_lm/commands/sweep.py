@@ -85,7 +85,8 @@ def main(arguments: Sequence[str]) -> int:
         if options.jobs is not None and options.jobs < 1:
             raise UserError(f"--jobs is {options.jobs}; it must be at least 1.")
         return Sweep(options).run()
-    return Sweep(options).status() if options.command == "status" else Sweep(options).collect()
+    sweep = Sweep(options)
+    return sweep.status() if options.command == "status" else sweep.collect()
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -115,9 +116,11 @@ def _plan(options: argparse.Namespace) -> int:
     print(f"\n{len(own)} runs, {total:.4g} training FLOPs (convention paper), {tokens:.4g} tokens")
     if rate:
         told = options.device or f"a device of {options.peak_flops:.3g} FLOPs/s"
+        longest = max(p.flops for p in own)
         print(
-            f"{total / rate / 3600:,.1f} device hours ({duration(total / rate)}) on {told} at MFU {options.mfu:g}, "
-            f"{rate:.3g} FLOPs/s; the longest run takes {max(p.flops for p in own) / rate / 3600:,.1f}"
+            f"{total / rate / 3600:,.1f} device hours ({duration(total / rate)}) on {told} "
+            f"at MFU {options.mfu:g}, {rate:.3g} FLOPs/s; "
+            f"the longest run takes {longest / rate / 3600:,.1f}"
         )
     else:
         print("Time: add --device NAME (or --peak-flops X) and --mfu.")
@@ -160,7 +163,7 @@ class Sweep:
         from looped_lm.sweeps.planning import Planner
 
         retry = self.options.command == "retry"
-        # All of them before the first one starts: a mistake in the last line must not cost the runs before it.
+        # All before the first one starts: a mistake in the last must not cost the others.
         flops = {p.run.hash: p.flops for p in _planned(Planner(), self.runs)}
         statuses = [self.place.status(run) for run in self.runs]
         for run in _in_state(statuses, State.FINISHED):
@@ -264,7 +267,7 @@ class Sweep:
         return statuses
 
     def _tell_foreign(self, shared: list[Status]) -> None:
-        """Name records beside those of the sweep: `fitting fit` of the folder would take them for some of it."""
+        """Name records of other runs: `fitting fit` of the folder would take them, too."""
         foreign = self.place.foreign([*self.runs, *(s.run for s in shared)])
         if foreign:
             print(f"{len(foreign)} records in {self.place.records} are of no run of this sweep:")

@@ -28,10 +28,11 @@ _ID = re.compile(r"(.*-)?[0-9a-f]{8}")
 
 
 def attempts(folder: Path) -> list[dict[str, Any]]:
-    """Beginnings (with `command`) and ends (with `exit_status`) of the attempts at a folder's run, in order."""
+    """Beginnings (with `command`) and ends (with `exit_status`) of attempts, in order."""
     events = []
     with suppress(FileNotFoundError, NotADirectoryError):
-        for line in (folder / ATTEMPTS).read_text(encoding="utf-8", errors="replace").splitlines():
+        text = (folder / ATTEMPTS).read_text(encoding="utf-8", errors="replace")
+        for line in text.splitlines():
             # The last line of a process that was killed may be half a line.
             with suppress(json.JSONDecodeError):
                 events.append(json.loads(line))
@@ -59,36 +60,40 @@ class Earlier:
                 continue
             with suppress(UserError, KeyError):
                 # A key that did not exist then is at its default of today.
-                whole = found if wanted.keys() <= found.keys() else values(resolve_again(config))
-                if identity(whole, run.axes) == wanted:
+                if wanted.keys() - found.keys():
+                    found = values(resolve_again(config))
+                if identity(found, run.axes) == wanted:
                     return name
         return None
 
     @cached_property
     def _found(self) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-        """Resolved configurations by the names of folders and records that hold one, and their values."""
+        """Resolved configurations, and their values, by the names of folders and records."""
         from looped_lm.sweeps.identity import values
 
         found: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
         for path in sorted([*self.root.glob("*"), *self.records.glob(f"*{RECORD_SUFFIX}")]):
             name = path.name.removesuffix(RECORD_SUFFIX)
-            # Claims are named by the hash that a name ends in; folders without one are not the sweep's.
+            # Folders whose names end in no hash are not the sweep's.
             if name not in found and _ID.fullmatch(name) and (config := _config(path)):
                 found[name] = (config, values(config))
         return found
 
 
 def _config(path: Path) -> dict[str, Any] | None:
-    """The configuration of a record, or of a folder's run from whatever its latest attempt came to write."""
+    """Of a record, or of a folder's run from whatever an attempt came to write."""
     from looped_lm.sweeps.identity import resolve
 
-    for record in sorted(path.glob(f"*/checkpoints/*{RECORD_SUFFIX}")) if path.is_dir() else [path]:
+    records = sorted(path.glob(f"*/checkpoints/*{RECORD_SUFFIX}")) if path.is_dir() else [path]
+    for record in records:
         with suppress(OSError, ValueError):
-            if isinstance(config := json.loads(record.read_text(encoding="utf-8")).get("config"), dict):
+            config = json.loads(record.read_text(encoding="utf-8")).get("config")
+            if isinstance(config, dict):
                 return config
     for file in sorted(path.glob("version_*/config.yaml")):
         with suppress(yaml.YAMLError, UnicodeDecodeError):
-            if isinstance(config := yaml.safe_load(file.read_text(encoding="utf-8")), dict):
+            config = yaml.safe_load(file.read_text(encoding="utf-8"))
+            if isinstance(config, dict):
                 return config
     begun = [arguments_of(event.get("command", [])) for event in attempts(path)]
     with suppress(UserError, OSError):
@@ -98,10 +103,11 @@ def _config(path: Path) -> dict[str, Any] | None:
 
 
 def _queued(folder: Path) -> list[str] | None:
-    """The arguments of a run of which there is no more than the number of its SLURM job, from the call that waits."""
+    """Arguments of a run that waits in SLURM's queue, from the call that submitit keeps."""
     try:
         job = json.loads((folder / MARKER).read_text(encoding="utf-8"))["job"]
-        _, run, *_ = pickle.loads((folder.parent / "slurm" / f"{job}_submitted.pkl").read_bytes()).args
+        call = folder.parent / "slurm" / f"{job}_submitted.pkl"
+        _, run, *_ = pickle.loads(call.read_bytes()).args
         return run.arguments()
     except Exception:
         # The job is done, or its files were written by another version of submitit.

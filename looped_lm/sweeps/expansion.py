@@ -21,8 +21,8 @@ def expand(sweep: SweepFile) -> list[Run]:
     """The runs of a sweep, in the order of its axes, the last one running fastest.
 
     Raises:
-        UserError: an axis, a rule or a config that cannot be right, a run that `fit` would refuse, or two runs that are
-            the same.
+        UserError: an axis, a rule or a config that cannot be right, a run that `fit` would
+            refuse, or two runs that are the same.
     """
     runs = _expanded(sweep)
     seen: dict[str, Run] = {}
@@ -45,18 +45,17 @@ def _expanded(sweep: SweepFile) -> list[Run]:
                 raise UserError(f"{where}, which that axis does not take.")
         points = [{**point, key: value} for point in points for value in _values(sweep, key, point)]
     points = [{key: point[key] for key in sweep.grid} for point in points]
-    named_by = tuple(
-        key
-        for key, values in sweep.grid.items()
-        if key != CONFIG
-        and any(isinstance(v, list) for v in (values.values() if _depends(values) else [values]))
-    )
+    named_by = []
+    for key, values in sweep.grid.items():
+        given = values.values() if _depends(values) else [values]
+        if key != CONFIG and any(isinstance(value, list) for value in given):
+            named_by.append(key)
     runs = []
     for point in _kept(points, sweep.keys, sweep, str(sweep.path)):
-        configs = [*([str(point[CONFIG])] if CONFIG in point else []), *sweep.configs]
-        paths = tuple(config_path(name, sweep.path) for name in configs)
+        own = [str(point[CONFIG])] if CONFIG in point else []
+        paths = tuple(config_path(name, sweep.path) for name in [*own, *sweep.configs])
         keys = {**sweep.keys, **{key: value for key, value in point.items() if key != CONFIG}}
-        runs.append(Run(sweep.name, paths, keys, point, named_by))
+        runs.append(Run(sweep.name, paths, keys, point, tuple(named_by)))
     return runs
 
 

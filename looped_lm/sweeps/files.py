@@ -134,14 +134,15 @@ _NOT_FOR_SWEEPS = {
 
 
 def find(name: str, beside: Path | None = None) -> Path:
-    """Path of a sweep file, given by path or by the bare name of a file beside another sweep (looked for first, as for
-    config files) or a shipped one.
+    """Path of a sweep file, given by path or by the name of one beside another sweep (looked for
+    first, as for config files) or of a shipped one.
 
     Raises:
         UserError: there is none; the shipped ones are listed.
     """
     path = Path(name)
-    for place in (*([beside.parent / path] if beside else []), path, SHIPPED_SWEEPS / path):
+    places = [path, SHIPPED_SWEEPS / path]
+    for place in [beside.parent / path, *places] if beside else places:
         if place.is_file():
             return place
     shipped = sorted(p.name for p in SHIPPED_SWEEPS.glob("*.yaml"))

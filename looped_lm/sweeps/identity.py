@@ -41,8 +41,8 @@ _NOT_PARSED_AGAIN = ("callbacks", "logger")
 def values(config: Mapping[str, Any]) -> dict[str, Any]:
     """A resolved configuration as one mapping from dotted keys to values.
 
-    A component's key has its class, by one name whatever the configuration calls it, and its arguments follow without
-    `init_args`. Whole numbers are integers, so that 1e18 and 1000000000000000000 are one value.
+    A component's key has its class, by one name whatever the configuration calls it, and its
+    arguments follow without `init_args`. Whole numbers are integers.
     """
     return dict(_leaves(config))
 
@@ -99,9 +99,6 @@ def _one_name(path: str) -> str:
         return path
 
 
-# ---- As `fit` would resolve it --------------------------------------------------------------------------------------
-
-
 class _ParsedOnly(PlanCLI):
     """Parses and builds nothing."""
 
@@ -123,8 +120,8 @@ def resolve(arguments: Sequence[str]) -> dict[str, Any]:
     Raises:
         UserError: `fit` would refuse them.
     """
-    split = next((i for i in range(0, len(arguments), 2) if arguments[i] != "--config"), len(arguments))
-    files, options = arguments[:split], arguments[split:]
+    count = 2 * list(arguments).count("--config")
+    files, options = arguments[:count], arguments[count:]
     with refusals_raised():
         contents = tuple(Path(file).read_bytes() for file in (str(BASE), *files[1::2]))
         parser, parsed = _parsed(tuple(files), contents)
@@ -137,7 +134,7 @@ def resolve(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def resolve_again(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A resolved configuration of an earlier version with the keys that did not exist then, at today's defaults.
+    """An earlier version's resolved configuration with keys of today at their defaults.
 
     Raises:
         UserError: it has keys or classes that do not exist any more.
@@ -151,10 +148,7 @@ def resolve_again(config: Mapping[str, Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=64)
 def _parsed(files: tuple[str, ...], contents: tuple[bytes, ...]) -> tuple[LightningArgumentParser, Namespace]:
-    """A parser, and what it makes of config files; hundreds of runs share a few of them.
-
-    The contents of the files are arguments so that a changed file is parsed anew.
-    """
+    """A parser, and what it makes of config files, which are parsed anew when they change."""
     cli = _ParsedOnly(resolve_arguments(list(files)))
     return cli.parser, cli.config
 

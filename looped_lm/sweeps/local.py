@@ -1,4 +1,4 @@
-"""Runs a sweep on this machine: one run after the other, or several at a time over devices and cores."""
+"""Runs a sweep on this machine, one run or several at a time over devices and cores."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ class Outcome:
     @property
     def exit_status(self) -> int:
         """0 if every run is finished, EXIT_STATUS if a signal ended the launcher, else 1."""
-        return int(bool(self.interrupted or self.failed)) if self.signum is None else EXIT_STATUS
+        if self.signum is not None:
+            return EXIT_STATUS
+        return int(bool(self.interrupted or self.failed))
 
 
 @dataclass
@@ -55,22 +57,23 @@ class _Job:
 
 
 class LocalLauncher:
-    """Starts runs in processes forked from this one, which has everything imported already, and tells how they do.
+    """Starts runs in processes forked from this one, which has everything imported.
 
     The process that calls it must not have started threads or a device.
 
     Args:
         place: of the sweep.
         jobs: how many runs at a time.
-        devices: accelerators to share out over the jobs, as CUDA_VISIBLE_DEVICES names them; none on a CPU.
-        flops: training FLOPs of each run by hash, for the estimate of the time that is left.
-        attempts: how often each run had been started when it was chosen, by hash; see `work`.
+        devices: to share out over the jobs, as CUDA_VISIBLE_DEVICES names them.
+        flops: training FLOPs of each run by hash, for the time that is left.
+        attempts: of each run when it was chosen, by hash; see `work`.
     """
 
     def __init__(
         self, place: Place, jobs: int, devices: list[str], flops: dict[str, float], attempts: dict[str, int]
     ) -> None:
-        self.place, self.jobs, self.devices, self.flops, self.attempts = place, jobs, devices, flops, attempts
+        self.place, self.jobs, self.devices = place, jobs, devices
+        self.flops, self.attempts = flops, attempts
         self.threads = max(1, len(os.sched_getaffinity(0)) // jobs)
 
     def run(self, runs: list[Run]) -> Outcome:
@@ -81,7 +84,8 @@ class LocalLauncher:
         """
         self._began, self._flops_done = time.monotonic(), 0.0
         self._of, self._flops_left = len(runs), sum(self.flops[run.hash] for run in runs)
-        outcome, waiting, jobs, passed_on = Outcome(), list(runs), list[_Job](), False
+        outcome, waiting, jobs = Outcome(), list(runs), list[_Job]()
+        passed_on = False
 
         def note(signum: int, frame: FrameType | None) -> None:
             outcome.signum = outcome.signum or signum
@@ -138,7 +142,8 @@ class LocalLauncher:
             sys.exit(CANNOT_START)
 
     def _end(self, job: _Job, outcome: Outcome) -> None:
-        seconds, run, name = time.monotonic() - job.began, job.run, self.place.name(job.run)
+        seconds = time.monotonic() - job.began
+        run, name = job.run, self.place.name(job.run)
         job.process.join()
         if job.process.exitcode == BUSY:
             print(f"elsewhere {name}: another launcher is at it")
@@ -171,8 +176,9 @@ class LocalLauncher:
             told = "" if loss is None else f", validation loss {loss:.4f}"
             left = ""
             if self._flops_done and self._flops_left > 0:
-                seconds = (time.monotonic() - self._began) * self._flops_left / self._flops_done
-                left = f", about {duration(seconds)} to go"
+                seconds = time.monotonic() - self._began
+                to_go = seconds * self._flops_left / self._flops_done
+                left = f", about {duration(to_go)} to go"
             print(f"finished  {name}{told} ({len(outcome.finished)} of {self._of}{left})")
         elif status.state is State.FAILED:
             outcome.failed.append(run)
@@ -200,5 +206,6 @@ def visible_devices() -> list[str]:
     import torch
 
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = map(str, range(torch.cuda.device_count())) if given is None else map(str.strip, given.split(","))
-    return list(filter(None, names))
+    if given is None:
+        return [str(i) for i in range(torch.cuda.device_count())]
+    return [name.strip() for name in given.split(",") if name.strip()]

@@ -1,8 +1,8 @@
-"""Where the runs of a sweep are, who works on one, and how far each has come. All of it is read off the files.
+"""Where the runs of a sweep are, who works on one, and how far each has come, read off the files.
 
-`<out>/<sweep>/<run id>/` holds `attempts.jsonl`, `log.txt` and whatever `fit` writes (`version_0/...`);
-`<out>/<sweep>/records/` the record of every finished run. A run is claimed by a lock that the operating system lets go
-of with the process that holds it, however that ends.
+`<out>/<sweep>/<run id>/` holds `attempts.jsonl`, `log.txt` and whatever `fit` writes;
+`<out>/<sweep>/records/` the record of every finished run. A claim is a lock that the operating
+system releases when the process that holds it ends, however that happens.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def latest_record(path: Path) -> RunRecord | None:
         return RunRecord.load(path)
     records = []
     for found in sorted(path.glob(f"*/checkpoints/*{RECORD_SUFFIX}")):
-        # Being written, or removed with its checkpoint, at this moment; or damaged, and then it counts for nothing.
+        # Being written or removed at this moment; or damaged, and then it counts for nothing.
         with suppress(RecordError):
             records.append(RunRecord.load(found))
     return max(records, key=lambda record: (record.finished, record.steps), default=None)
@@ -63,16 +63,17 @@ def latest_record(path: Path) -> RunRecord | None:
 
 @dataclass(frozen=True)
 class Status:
-    """A run with its state: the hash its folder is named by, its latest record, how often it was started, and the exit
-    status of the last attempt that ended.
-    """
+    """A run with its state."""
 
     run: Run
     hash: str
+    """The one its folder is named by."""
     state: State
     record: RunRecord | None
+    """The latest one."""
     attempts: int
     exit_status: int | None
+    """Of the last attempt that ended."""
 
 
 class Place:
@@ -81,8 +82,8 @@ class Place:
     Args:
         out: folder of all sweeps.
         sweep: name of the sweep.
-        records: where the records of finished runs are kept; None: in the sweep's own folder. A record there makes
-            its run count as finished, also on another machine.
+        records: where records of finished runs are kept; None: in the sweep's own folder.
+            A record there makes its run count as finished, also on another machine.
     """
 
     def __init__(self, out: Path, sweep: str, records: Path | None = None) -> None:
@@ -102,7 +103,7 @@ class Place:
         return Earlier(self.root, self.records)
 
     def name(self, run: Run) -> str:
-        """Name of a run's folder: its id, or the one it has from when the sweep named its runs otherwise."""
+        """Name of a run's folder: its id, or the one it was begun under."""
         if run.hash not in self._names:
             there = [path.name for path in sorted(self.root.glob(f"*{run.hash}")) if path.is_dir()]
             kept = [path.name.removesuffix(RECORD_SUFFIX) for path in self._collected(run.hash)]
@@ -110,7 +111,7 @@ class Place:
         return self._names[run.hash]
 
     def hash(self, run: Run) -> str:
-        """The hash that a run's folder, claim and record are named by: its own, or that of an earlier version."""
+        """The hash that a run's folder, claim and record are named by."""
         return self.name(run)[-len(run.hash) :]
 
     def folder(self, run: Run) -> Path:
@@ -122,14 +123,16 @@ class Place:
         return self.folder(run) / "log.txt"
 
     def command(self, run: Run) -> list[str]:
-        """The command line of a run, after `python -m looped_lm`; it starts the run and goes on with it."""
+        """The command line that starts a run in its folder; see `Run.command`."""
         return run.command(self.folder(run))
 
     def record(self, run: Run) -> RunRecord | None:
-        """The latest record of a run, in its folder or among the records that were collected."""
+        """The latest record of a run, in its folder or among the collected ones."""
         collected = self._collected(self.hash(run))
         own = latest_record(self.folder(run))
-        return latest_record(collected[0]) if collected and not (own and own.finished) else own
+        if collected and (own is None or not own.finished):
+            return latest_record(collected[0])
+        return own
 
     def _collected(self, hash_: str) -> list[Path]:
         """Where the record of a run is among those that were collected, by whatever name."""
@@ -158,10 +161,11 @@ class Place:
             state = State.RUNNING if self._is_claimed(run) else State.INTERRUPTED
         else:
             state = State.INTERRUPTED if ends[-1] in INTERRUPTIONS else State.FAILED
-        return Status(run, self.hash(run), state, record, len(events) - len(ends), ends[-1] if ends else None)
+        begun, last = len(events) - len(ends), ends[-1] if ends else None
+        return Status(run, self.hash(run), state, record, begun, last)
 
     def keep_record(self, run: Run, record: RunRecord | None = None) -> Path | None:
-        """Put the record of a finished run among the collected ones; its path, or None for an unfinished run.
+        """Put a finished run's record among the collected ones; its path, or None if unfinished.
 
         Args:
             run: the run.
@@ -186,7 +190,7 @@ class Place:
             Claimed: one of them has it.
             OSError: the folder cannot be made or written to.
         """
-        # Beside the folders, by hash: two processes that name a run differently still mean the same one.
+        # By hash: two processes that name a run differently still mean the same one.
         locks = self.root / ".claims"
         locks.mkdir(parents=True, exist_ok=True)
         lock = FileLock(locks / self.hash(run))

@@ -36,9 +36,9 @@ class PlannedRun:
         run: the run.
         model: its LoopedLM.
         precision: of the Trainer.
-        batch_size: rows per device and micro-batch: the most that fit the memory asked about, else the configured ones;
-            None if not even one fits.
-        memory: bytes of one process with that many rows, fp32 throughout; None if not asked about.
+        batch_size: rows per device and micro-batch: as configured, or the most that fit the
+            memory asked about; None if not even one fits.
+        memory: bytes of one process with that many rows, fp32 throughout; None: not asked.
     """
 
     run: Run
@@ -54,7 +54,7 @@ class PlannedRun:
 
 
 class Planner:
-    """Plans runs one by one; parses and builds each as `fit` would, so that what `fit` refuses is refused here.
+    """Plans runs one by one as `fit` would, so that what `fit` refuses is refused here.
 
     Args:
         memory: bytes of one device, for the largest batch that fits; None: do not ask.
@@ -66,7 +66,7 @@ class Planner:
         self._bytes: dict[str, tuple[float, float]] = {}
 
     def plan(self, run: Run) -> PlannedRun:
-        """Plan one run. Imports every class that it names, so that a process forked from here starts at once.
+        """Plan one run. All its classes are imported then, so that a fork starts at once.
 
         Raises:
             UserError: `fit` would refuse it; says which run and why.
@@ -85,7 +85,7 @@ class Planner:
         return PlannedRun(run, model, str(trainer.precision), rows, needed)
 
     def _fit(self, model: LoopedLM, devices: int, memory: float) -> tuple[int | None, float]:
-        """Most rows per micro-batch that fit, of those that divide the batch, and the bytes they take."""
+        """Most rows that fit, of those that divide the batch, and the bytes they take."""
         shape = {k: v for k, v in model.hparams.items() if k not in _NOT_MEMORY}
         most = max(model.drawn)
         same_shape = repr((most, sorted(shape.items())))
@@ -131,7 +131,8 @@ def plan_table(planned: Sequence[PlannedRun], rate: float | None) -> str:
     rows = []
     for p in planned:
         n, plan = p.model.sections.n, p.model.plan
-        row = [p.run.hash, *p.run.label(axes), f"{n:,}", f"{plan.tokens:,.0f}", f"{plan.tokens / n:.1f}"]
+        row = [p.run.hash, *p.run.label(axes)]
+        row += [f"{n:,}", f"{plan.tokens:,.0f}", f"{plan.tokens / n:.1f}"]
         row += [f"{p.model.flops_per_token:.4e}", f"{plan.steps:,}", f"{p.flops:.3e}"]
         if with_memory:
             row += [
@@ -150,10 +151,10 @@ def design(planned: Sequence[PlannedRun]) -> str:
     writer.writerow(_DESIGN)
     for p in planned:
         model, plan, sections = p.model.model, p.model.plan, p.model.sections
-        r, budget = model.num_recurrences, "" if plan.flops_budget is None else repr(plan.flops_budget)
+        r = model.num_recurrences
+        budget = "" if plan.flops_budget is None else repr(plan.flops_budget)
         costs = [budget, repr(p.model.flops_per_token), repr(plan.tokens)]
         sizes = [sections.n_once, sections.n_rec, sections.injection + sections.lanes]
-        writer.writerow(
-            [r, model.d_model, *costs, *sizes, *architecture(p.model.component_specs(), r), p.run.id]
-        )
+        labels = architecture(p.model.component_specs(), r)
+        writer.writerow([r, model.d_model, *costs, *sizes, *labels, p.run.id])
     return text.getvalue()

@@ -51,7 +51,8 @@ class Run:
     @cached_property
     def hash(self) -> str:
         """Eight hexadecimal digits that follow from what is trained."""
-        return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()[:8]
+        content = json.dumps(self.identity, sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()[:8]
 
     @cached_property
     def id(self) -> str:
@@ -69,7 +70,7 @@ class Run:
         return [*configs, *(f"--{key}={text(value)}" for key, value in self.keys.items())]
 
     def command(self, folder: Path) -> list[str]:
-        """The command line, after `python -m looped_lm`, that starts it in a folder, or goes on with it there."""
+        """The words after `python -m looped_lm` that start it in a folder or go on with it."""
         root = str(folder.parent)
         # As text, whatever YAML would make of a path with a colon.
         save_dir = json.dumps(root, ensure_ascii=False) if ": " in root else root
@@ -82,7 +83,7 @@ class Run:
 
 
 def varying(runs: Sequence[Run]) -> tuple[list[str], list[str]]:
-    """Axes in which runs differ, and `config` always; and their headings, which are the last words of their names."""
+    """Axes in which runs differ, `config` always, and their last words as headings."""
     axes = [
         key
         for key in dict.fromkeys(key for run in runs for key in run.axes)
@@ -97,6 +98,6 @@ def told(point: dict[str, Any]) -> str:
 
 
 def arguments_of(command: Sequence[str]) -> list[str]:
-    """The arguments of the run that `Run.command` made a command line for; none of any other command line."""
+    """The arguments in what `Run.command` made; none of any other command line."""
     place = next((i for i, word in enumerate(command) if word.startswith(f"{_SAVE_DIR}=")), 0)
     return list(command[1:place]) if "--resume=auto" in command else []

@@ -1,4 +1,4 @@
-"""Trains one run of a sweep in this process: claims it, writes its log and attempts, and calls the command line."""
+"""Trains one run of a sweep in this process: claims it, writes its log and attempts."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _CLAIM_SECONDS = 2.0
 def work(place: Place, run: Run, extra: tuple[str, ...] = (), attempts: int | None = None) -> int:
     """Train a run, or go on with it, unless it is finished or another process is at it. Its exit status.
 
-    A run that failed under another launcher since it was chosen is left alone: that it is tried again is for a user to
-    say.
+    A run that failed under another launcher since it was chosen is left to the user to retry.
 
-    Must be called in the main thread of a process that does nothing else: its output goes into the run's log.
+    Must be called in the main thread of a process that does nothing else: its output goes into
+    the run's log.
 
     Args:
         place: of the sweep.
@@ -73,7 +73,7 @@ def accompany(place: Place, run: Run, extra: tuple[str, ...], rank: int) -> int:
 
 
 def _fit(command: list[str], log: Path) -> int:
-    """Run a command line with all its output in a log, also that of code which is not Python; its exit status."""
+    """Run a command line with all output, also that of code in C, in a log; its exit status."""
     log.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()
