@@ -125,8 +125,10 @@ def _plan(options: argparse.Namespace) -> int:
     else:
         print("Time: add --device NAME (or --peak-flops X) and --mfu.")
     if options.memory:
-        told = "rows: the most per device and micro-batch whose estimate, fp32 throughout, is below"
-        print(f"{told} {options.memory:g} GiB")
+        print(
+            "rows: the most per device and micro-batch whose estimate, fp32 throughout, "
+            f"is below {options.memory:g} GiB"
+        )
     for name, count in Counter(run.sweep for run in shared).items():
         print(f"Shared, trained by the sweep {name}: {count} runs")
     if options.csv:
@@ -260,7 +262,8 @@ class Sweep:
             places += [Place(out, name, records.resolve().parent / name)] if records else []
             for run in (run for run in runs if run.sweep == name):
                 found = [place.status(run) for place in places]
-                statuses.append(next((s for s in found if s.state is State.FINISHED), found[-1]))
+                done = [s for s in found if s.state is State.FINISHED]
+                statuses.append((done or found[-1:])[0])
         missing = Counter(s.run.sweep for s in statuses if s.state is not State.FINISHED)
         for name, count in missing.items():
             print(f"{count} shared runs are not finished; the sweep {name} trains them.")
@@ -293,7 +296,8 @@ def _table(statuses: Sequence[Status]) -> str:
         far = ["", "", ""]
         if (record := s.record) is not None:
             loss = "" if record.val_loss is None else f"{record.val_loss:.4f}"
-            far = [f"{record.steps:,}/{record.steps_planned:,}", loss, duration(record.wall_seconds)]
+            steps = f"{record.steps:,}/{record.steps_planned:,}"
+            far = [steps, loss, duration(record.wall_seconds)]
         rows.append([s.hash, *s.run.label(axes), s.state.value, *far, str(s.attempts)])
     header = ["hash", *headings, "state", "steps", "val loss", "time", "attempts"]
     return aligned(header, rows, left=2 + len(axes))

@@ -1,4 +1,4 @@
-"""From a sweep file to its runs: the product of the axes, axes that depend on others, and rules."""
+"""From a sweep file to its runs: the product of the axes, and rules."""
 
 from __future__ import annotations
 
@@ -125,7 +125,9 @@ def _kept(
             refuse_unknown(rule, {**keys, **points[0]}, f"{where}, {kind}")
             if not any(meets(point, rule) for point in points):
                 raise UserError(f"{where}: no run meets the rule {kind} {told(rule)}.")
-    kept = [p for p in points if not rules.only or any(meets(p, rule) for rule in rules.only)]
+    kept = points
+    if rules.only:
+        kept = [p for p in points if any(meets(p, rule) for rule in rules.only)]
     kept = [p for p in kept if not any(meets(p, rule) for rule in rules.skip)]
     if not kept:
         raise UserError(f"{where}: the rules leave no run.")

@@ -1,4 +1,4 @@
-"""What a run trains: its configuration as `fit` would resolve it, reduced to the keys that decide what is trained.
+"""What a run trains: the keys that decide it, of its configuration as `fit` would resolve it.
 
 Two ways to write a run resolve to the same configuration, so they have the same identity.
 """
@@ -33,7 +33,7 @@ NOT_IDENTITY = (
     "model.val_every_steps", "model.compile_layers", "model.recompute", "data.batch_size", "data.val_batch_size",
     "data.val_rows", "data.num_workers",
 )  # fmt: skip
-"""Of those: what may change from one machine to the next without making it another run. An axis always counts."""
+"""Of those: what may change from one machine to the next. An axis always counts."""
 _NOT_PARSED_AGAIN = ("callbacks", "logger")
 """Settings of the Trainer that no identity holds and that take most of the time of parsing."""
 
@@ -48,13 +48,9 @@ def values(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def identity(config_values: Mapping[str, Any], axes: Collection[str]) -> dict[str, Any]:
-    """What of the values of a configuration decides what is trained.
+    """What of a configuration's `values` decides what is trained; axes of the sweep always count.
 
-    A value that every run had before its key existed is left out, so that a new key changes no identity.
-
-    Args:
-        config_values: as `values` gives them.
-        axes: keys that count because they are axes of the sweep.
+    A value that every run had before its key existed is left out: a new key changes no identity.
     """
     # An axis may be written with the words that say how a component is written.
     axes = {axis.replace(".init_args", "").removesuffix(".class_path") for axis in axes}
@@ -130,7 +126,8 @@ def resolve(arguments: Sequence[str]) -> dict[str, Any]:
             if not any(option.startswith(f"--trainer.{name}") for option in options):
                 config.trainer[name] = None
         # Without defaults: those are in the files' configuration.
-        return _dumped(parser, parser.parse_args(list(options), namespace=config, defaults=False))
+        config = parser.parse_args(list(options), namespace=config, defaults=False)
+        return _dumped(parser, config)
 
 
 def resolve_again(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -79,8 +79,8 @@ class LocalLauncher:
     def run(self, runs: list[Run]) -> Outcome:
         """Run all of them that are not finished, each at most once; what became of them.
 
-        Runs that another launcher is at are waited for, and taken over if it leaves them unfinished. On SIGTERM or
-        SIGINT the runs under way save and stop, and no other is started.
+        Waits for runs that another launcher is at, and takes over what it leaves unfinished. On
+        SIGTERM or SIGINT the runs under way save and stop, and no other is started.
         """
         self._began, self._flops_done = time.monotonic(), 0.0
         self._of, self._flops_left = len(runs), sum(self.flops[run.hash] for run in runs)

@@ -105,9 +105,12 @@ class Place:
     def name(self, run: Run) -> str:
         """Name of a run's folder: its id, or the one it was begun under."""
         if run.hash not in self._names:
-            there = [path.name for path in sorted(self.root.glob(f"*{run.hash}")) if path.is_dir()]
-            kept = [path.name.removesuffix(RECORD_SUFFIX) for path in self._collected(run.hash)]
-            self._names[run.hash] = next(iter(there + kept), None) or self._earlier.name(run) or run.id
+            paths = [path for path in sorted(self.root.glob(f"*{run.hash}")) if path.is_dir()]
+            paths += self._collected(run.hash)
+            if paths:
+                self._names[run.hash] = paths[0].name.removesuffix(RECORD_SUFFIX)
+            else:
+                self._names[run.hash] = self._earlier.name(run) or run.id
         return self._names[run.hash]
 
     def hash(self, run: Run) -> str:

@@ -37,7 +37,7 @@ SETTINGS = {
     "options": "additional_parameters",
 }
 """Settings of a sweep's `slurm` and of a profile file, and what submitit calls them. `time` is in minutes or as SLURM
-writes it ([D-]HH:MM:SS), `gpus` per node, `cpus` per process, `at_once` the most tasks of the array that run together,
+writes it ([D-]HH:MM:SS), `gpus` per node, `cpus` per process, `at_once` the most tasks that run together,
 `signal_seconds` how long before its end a task saves and asks to be requeued, `setup` shell lines before it, `options`
 any other option of sbatch."""
 
@@ -74,7 +74,7 @@ def minutes(time: Any) -> int:
 
 
 def task(place: Place, run: Run, extra: tuple[str, ...], attempts: int) -> None:
-    """What one task of the array does; every process of it calls this. Leaves with the run's exit status."""
+    """What every process of a task of the array does. Leaves with the run's exit status."""
     import torch
 
     torch.set_num_threads(int(os.environ.get("SLURM_CPUS_PER_TASK", 1)))
@@ -117,7 +117,8 @@ def executor(folder: Path, name: str, chosen: Mapping[str, Any]) -> Any:
 def machine_arguments(chosen: Mapping[str, Any]) -> tuple[str, ...]:
     """Arguments of `fit` that follow from the allocation."""
     names = {"gpus": "devices", "nodes": "num_nodes"}
-    return tuple(f"--trainer.{name}={chosen[key]}" for key, name in names.items() if chosen.get(key))
+    asked = {name: chosen.get(key) for key, name in names.items()}
+    return tuple(f"--trainer.{name}={count}" for name, count in asked.items() if count)
 
 
 def submit(
@@ -127,7 +128,8 @@ def submit(
     counts = [attempts[run.hash] for run in runs]
     jobs = made.map_array(task, [place] * len(runs), runs, [extra] * len(runs), counts)
     for run, job in zip(runs, jobs, strict=True):
-        write_text_atomically(place.folder(run) / MARKER, json.dumps({"job": str(job.job_id)}))
+        marker = json.dumps({"job": str(job.job_id)})
+        write_text_atomically(place.folder(run) / MARKER, marker)
     return [str(job.job_id) for job in jobs]
 
 

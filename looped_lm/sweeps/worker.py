@@ -21,7 +21,7 @@ _CLAIM_SECONDS = 2.0
 
 
 def work(place: Place, run: Run, extra: tuple[str, ...] = (), attempts: int | None = None) -> int:
-    """Train a run, or go on with it, unless it is finished or another process is at it. Its exit status.
+    """Train or continue a run that is neither finished nor taken; its exit status.
 
     A run that failed under another launcher since it was chosen is left to the user to retry.
 
@@ -57,16 +57,17 @@ def work(place: Place, run: Run, extra: tuple[str, ...] = (), attempts: int | No
                 )  # fmt: skip
                 status = 1
             seconds = time.perf_counter() - began
-            records = [before.record, place.record(run)]
-            earlier, now = (0.0 if record is None else record.wall_seconds for record in records)
-            place.note(run, exit_status=status, seconds=seconds, fit_seconds=now - earlier)
+            after = place.record(run)
+            fit_seconds = after.wall_seconds if after else 0.0
+            fit_seconds -= before.record.wall_seconds if before.record else 0.0
+            place.note(run, exit_status=status, seconds=seconds, fit_seconds=fit_seconds)
             return status
     except Claimed:
         return BUSY
 
 
 def accompany(place: Place, run: Run, extra: tuple[str, ...], rank: int) -> int:
-    """What the other processes of a run do, where a scheduler starts them all; rank zero does `work`."""
+    """What the other processes of a run do where a scheduler starts all; rank 0 does `work`."""
     if place.finished(run):
         return 0
     return _fit([*place.command(run), *extra], place.log(run).with_name(f"log-rank{rank}.txt"))
