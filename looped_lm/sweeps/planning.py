@@ -1,4 +1,4 @@
-"""What the runs of a sweep would be, from the command line's own parser and models on the meta device."""
+"""What the runs of a sweep would be, from the parser of `fit` and models on the meta device."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def machine_arguments(chosen: Mapping[str, Any]) -> tuple[str, ...]:
 def submit(
     made: Any, place: Place, runs: list[Run], extra: tuple[str, ...], attempts: Mapping[str, int]
 ) -> list[str]:
-    """Submit runs, with the attempts each had so far by hash, as one array; the job of each."""
+    """Submit runs as one array, with the attempts at each so far by hash; their jobs."""
     counts = [attempts[run.hash] for run in runs]
     jobs = made.map_array(task, [place] * len(runs), runs, [extra] * len(runs), counts)
     for run, job in zip(runs, jobs, strict=True):
