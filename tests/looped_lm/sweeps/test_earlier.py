@@ -48,8 +48,8 @@ def waiting_call(folder: Path) -> tuple[Any, Place, Run, tuple[str, ...], int]:
     return task, place, run, extra, attempts
 
 
-#: In one process that imports everything once: looks at the sweep, makes the queued job's call, trains the rest. Runs two
-#: at a time have a thread each, which is quicker than two threads that wait for a busy core.
+#: In one process that imports everything once: looks at the sweep, makes the queued job's call, trains the rest. Two
+#: runs at a time have a thread each, which is quicker than two threads that wait for a busy core.
 GO_ON = """
 import multiprocessing, pickle, sys
 from looped_lm.commands import sweep
