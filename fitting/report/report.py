@@ -56,9 +56,14 @@ FORMS = {
 """By the `kind` that a report's JSON names."""
 
 
+def sections_of(result: Reported | FitResult | Plan | Forecast) -> list[Section]:
+    """What a result says."""
+    return _SECTIONS[type(result)](result)
+
+
 def text(result: Reported | FitResult | Plan | Forecast) -> str:
     """What a result says, as text for a terminal."""
-    return "\n\n".join(section.text() for section in _SECTIONS[type(result)](result))
+    return "\n\n".join(section.text() for section in sections_of(result))
 
 
 def read_reported(numbers: dict[str, Any], path: Path) -> Reported:
