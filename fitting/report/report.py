@@ -12,7 +12,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fitting.data.plain import read
 from fitting.errors import FitError
 from fitting.estimation.results import FitResult
 from fitting.records import write_bytes_atomically, write_text_atomically
@@ -66,38 +65,21 @@ def text(result: Reported | FitResult | Plan | Forecast) -> str:
     return "\n\n".join(section.text() for section in sections_of(result))
 
 
-def read_reported(numbers: dict[str, Any], path: Path) -> Reported:
-    """The result whose `numbers` the JSON file at `path` holds. Raises `FitError` for anything else."""
-    kind = numbers.get("kind")
-    if kind not in FORMS:
-        raise FitError(f"{path} is of the kind {kind!r}, not one of: {', '.join(FORMS)}. Make it again")
-    try:
-        found: Reported = read(FORMS[kind].type, numbers)
-    except FitError as error:
-        raise FitError(
-            f"{path} does not say what it was made of as a report does ({error}). Make it again with --report"
-        ) from None
-    return found
-
-
 def check_folder(folder: Path, overwrite: bool, kind: str = "fit") -> None:
     """Refuse, before the work, a folder whose report would be replaced. Raises `FitError`."""
-    if folder.exists() and not folder.is_dir():
+    if folder.is_file():
         raise FitError(f"--report {folder} is a file. Name a folder")
     there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
-        raise FitError(
-            f"--report {folder} cannot be written: {there} is not a folder open to you. Name another"
-        )
-    others = [form.numbers for name, form in FORMS.items() if name != kind]
-    others = [name for name in others if (folder / name).exists()]
-    if others:
-        raise FitError(f"{folder} holds a report of another kind ({', '.join(others)}). Name another folder")
+        reason = f"{there} is not a folder open to you"
+        raise FitError(f"--report {folder} cannot be written: {reason}. Name another")
+    for name, form in FORMS.items():
+        if name != kind and (folder / form.numbers).exists():
+            raise FitError(f"{folder} holds a report of another kind ({form.numbers}). Name another folder")
     taken = [name for name in (FORMS[kind].numbers, "report.md", "report.html") if (folder / name).exists()]
     if taken and not overwrite:
-        raise FitError(
-            f"{folder} holds a report already ({', '.join(taken)}). Name another folder or add --overwrite"
-        )
+        there_already = f"holds a report already ({', '.join(taken)})"
+        raise FitError(f"{folder} {there_already}. Name another folder or add --overwrite")
 
 
 def write_report(
@@ -108,9 +90,8 @@ def write_report(
     progress("drawing figures")
     drawn = import_module(form.plots).figures(result)
     numbers = result.to_dict()
-    written = [
-        write_text_atomically(folder / form.numbers, json.dumps(numbers, indent=2, allow_nan=False) + "\n")
-    ]
+    as_json = json.dumps(numbers, indent=2, allow_nan=False) + "\n"
+    written = [write_text_atomically(folder / form.numbers, as_json)]
     written += [write_bytes_atomically(folder / name, png) for name, (_, png) in drawn.items()]
     shown = [f"![{caption}]({name})\n\n{caption}" for name, (caption, _) in drawn.items()]
     source = f"Every number here comes from `{form.numbers}` in this folder."
@@ -123,15 +104,16 @@ def write_report(
 
 def before_figures(result: Reported) -> str:
     """What report.md holds before its figures."""
-    content = _SECTIONS[type(result)](result)
+    content = sections_of(result)
     return "\n\n".join([f"# {_form_of(result).title}", *(section.markdown() for section in content)])
 
 
 def parts_of_page(analysis: Analysis, numbers: dict[str, Any]) -> list[str]:
-    """What report.html holds beside figures and template: the sections, and the `numbers` of the JSON that the slider
-    reads.
-    """
-    return [*(section.html() for section in sections(analysis)), _slider_data(numbers)]
+    """What report.html holds beside figures and template: the sections, and the `numbers` that the slider reads."""
+    keys = ("data", "curves", "phi_path", "allocation", "profile", "fit")
+    # "<" must not end the script element early.
+    slider = json.dumps({key: numbers[key] for key in keys if key in numbers}).replace("<", "\\u003c")
+    return [*(section.html() for section in sections(analysis)), slider]
 
 
 def _form_of(result: Reported) -> Form:
@@ -151,9 +133,3 @@ def _page(analysis: Analysis, numbers: dict[str, Any], drawn: dict[str, tuple[st
     for key, value in values.items():
         page = page.replace(f"@@{key}@@", value)
     return page
-
-
-def _slider_data(numbers: dict[str, Any]) -> str:
-    keys = ("data", "curves", "phi_path", "allocation", "profile", "fit")
-    # "<" must not end the script element early.
-    return json.dumps({key: numbers[key] for key in keys if key in numbers}).replace("<", "\\u003c")

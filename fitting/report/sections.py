@@ -8,16 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fitting.data.runs import Exclusion
-from fitting.estimation.diagnostics import Attempt, RivalFit, RivalRefused
+from fitting.estimation.diagnostics import Attempt, RivalFit, RivalRefused, Scatter
 from fitting.estimation.results import FitResult, FitSummary, Refused
 from fitting.report.document import Row, Section, Table, interval_text, significant
-from fitting.studies.allocation import Allocation, AllocationRefused, Exponents, Minimum
-from fitting.studies.analysis import (
-    Analysis,
-    Data,
-    Residuals,
-    ScatterRefused,
-)
+from fitting.studies.allocation import Allocation, AllocationRefused, Exponents, Gap, Minimum
+from fitting.studies.analysis import Analysis, Data, Residuals
 from fitting.studies.paper import Distance, PaperRefit
 
 _OF_CHINCHILLA = ("A", "alpha", "B", "beta", "E")
@@ -45,9 +40,19 @@ def fit_sections(result: FitResult) -> list[Section]:
     return [Section("Fit", [*_of_fit(fit), *_correlations(fit)])]
 
 
-def excluded_table(excluded: Sequence[Exclusion], header: str) -> Table:
-    """Every run that was left out, with its rule."""
+def excluded_table(excluded: Sequence[Exclusion], header: str) -> str | Table:
+    """Every run that was left out, with its rule, or that there is none."""
+    if not excluded:
+        return f"No run was {header.removesuffix(' run')}."
     return Table([header, "rule"], [[gone.source, gone.rule] for gone in excluded])
+
+
+def gaps_table(gaps: Sequence[Gap], form: str) -> Table:
+    """Frontier gaps: a line for each r, a column for each budget."""
+    budgets = sorted({g.flops for g in gaps})
+    by = {(g.r, g.flops): f"{g.gap:{form}}" for g in gaps}
+    rows = [[f"{r:g}", *(by.get((r, c), "-") for c in budgets)] for r in sorted({g.r for g in gaps})]
+    return Table(["r", *(f"{c:.3g}" for c in budgets)], rows)
 
 
 def left_out_sections(excluded: Sequence[Exclusion]) -> list[Section]:
@@ -68,15 +73,10 @@ def with_them_text(with_them: Attempt, name: str) -> str:
 
 
 def _of_fit(fit: FitSummary) -> list[str | Table]:
-    rows = [
-        [
-            name,
-            significant(value, 5),
-            interval_text(fit.intervals.get(name, ())),
-            "at bound" * (name in fit.at_bound),
-        ]
-        for name, value in fit.parameters.items()
-    ]
+    rows = []
+    for name, value in fit.parameters.items():
+        flag = "at bound" if name in fit.at_bound else ""
+        rows.append([name, significant(value, 5), interval_text(fit, name), flag])
     return [
         f"Law: {fit.law}. Split: {fit.split}. Status: {fit.status} ({fit.message}).",
         Table(["parameter", "value", "95% interval", "flag"], rows),
@@ -165,10 +165,8 @@ def _splits(splits: Sequence[FitSummary | Refused], recurrences: Sequence[float]
             rows.append([s.split, "-", "", "", s.status, s.message])
             continue
         effective = " ".join(f"{e.effective:.3f}" for e in s.effective_ratios)
-        phi = f"{s.parameters['phi']:.4f}"
-        rows.append(
-            [s.split, phi, interval_text(s.intervals.get("phi", ())), effective, s.status, s.description]
-        )
+        phi = [f"{s.parameters['phi']:.4f}", interval_text(s, "phi")]
+        rows.append([s.split, *phi, effective, s.status, s.description])
     note = (
         "phi depends on where the injection is counted; the effective size does not, so quote it beside phi."
     )
@@ -225,8 +223,8 @@ def _residuals(residuals: Residuals) -> Section:
         ]
         parts.append(Table([label, "runs", "mean", "largest", "RMSE"], rows))
     s, what = residuals.scatter, "Residuals are observed - predicted, in nats."
-    if isinstance(s, ScatterRefused):
-        refused = f"Scatter of runs and cells: not estimated: {s.refused}."
+    if not isinstance(s, Scatter):
+        refused = f"Scatter of runs and cells: not estimated: {s['refused']}."
         return Section("Residuals", [*parts, f"{what} {refused}"])
     sentence = (
         f"{what} In log-loss, runs scatter by {s.run:.4f} within their cell and the cells themselves by "
@@ -305,11 +303,7 @@ def _allocation(found: Allocation, joint_status: str) -> Section:
     parts += [f"Refused: {refused}."] if refused else []
     gaps = found.frontier_gaps["parabolas"]
     if gaps:
-        budgets = sorted({g.flops for g in gaps})
-        by = {(g.r, g.flops): f"{g.gap:+.4f}" for g in gaps}
-        lines = [[f"{r:g}", *(by.get((r, c), "-") for c in budgets)] for r in sorted({g.r for g in gaps})]
-        header = ["r", *[f"{c:.3g}" for c in budgets]]
-        parts += ["Frontier gap L*_r(C) - L*_1(C), nats, from parabolas:", Table(header, lines)]
+        parts += ["Frontier gap L*_r(C) - L*_1(C), nats, from parabolas:", gaps_table(gaps, "+.4f")]
     return Section("Compute-optimal allocation", parts)
 
 
@@ -321,5 +315,4 @@ def _data(data: Data) -> Section:
         f"{data.budgets[-1]:.3g} training FLOPs (convention {data.flops_convention}), {data.cells} cells, D/N from "
         f"{low:.3g} to {high:.3g}. Architectures: {'; '.join(data.architectures)}."
     )
-    gone = excluded_table(data.excluded, "excluded run") if data.excluded else "No run was excluded."
-    return Section("Data", [sentence, gone])
+    return Section("Data", [sentence, excluded_table(data.excluded, "excluded run")])
