@@ -6,7 +6,7 @@ Colours are Okabe and Ito's, safe for colour-blind readers; every r also has its
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import matplotlib
@@ -30,8 +30,8 @@ _STYLE = {
 WIDTH = 6.6
 
 Result = TypeVar("Result")
-Figures = Mapping[str, tuple[str, Callable[[Result], Figure | None]]]
-"""Name -> (caption, how it is drawn; None where the result has no content for it)."""
+Figures = Sequence[Callable[[Result], Figure | None]]
+"""Functions `_NAME` that draw NAME.png, None where there is nothing to draw; the docstring is the caption."""
 
 
 def figures(analysis: Analysis) -> dict[str, tuple[str, bytes]]:
@@ -43,7 +43,7 @@ def drawn(result: Result, wanted: Figures[Result]) -> dict[str, tuple[str, bytes
     """Those of the `wanted` figures that a result has content for: file name -> (caption, PNG)."""
     out = {}
     with plt.rc_context(_STYLE):  # type: ignore[arg-type]
-        for name, (caption, draw) in wanted.items():
+        for draw in wanted:
             figure = draw(result)
             if figure is None:
                 continue
@@ -51,6 +51,7 @@ def drawn(result: Result, wanted: Figures[Result]) -> dict[str, tuple[str, bytes
             # A fixed metadata makes the same analysis give the same bytes.
             figure.savefig(buffer, format="png", metadata={"Software": None})
             plt.close(figure)
+            name, caption = draw.__name__.removeprefix("_"), draw.__doc__ or ""
             out[f"{name}.png"] = (caption, buffer.getvalue())
     return out
 
@@ -115,6 +116,7 @@ def _minima(analysis: Analysis, r: float) -> list[Optimum]:
 
 
 def _ratios(analysis: Analysis) -> Figure | None:
+    """Unique parameters and effective size (N_once + m·N_rec) relative to r = 1 at one width; forward FLOPs."""
     rows = analysis.fit.effective_ratios
     if len(rows) < 2:
         return None
@@ -135,6 +137,7 @@ def _ratios(analysis: Analysis) -> Figure | None:
 
 
 def _frontier(analysis: Analysis) -> Figure | None:
+    """Compute-optimal loss against training FLOPs: parabola minima, the fitted law, and the law with phi = 1."""
     if analysis.restricted is None or not analysis.curves.per_r:
         return None
     figure, axes = plt.subplots(1, 2, figsize=(WIDTH, 2.9), sharey=True)
@@ -153,6 +156,7 @@ def _frontier(analysis: Analysis) -> Figure | None:
 
 
 def _isoflops(analysis: Analysis) -> Figure:
+    """Loss against unique parameters for every budget, with parabolas and their minima."""
     budgets = analysis.data.budgets
     figure, axes = panels(budgets, 2.2)
     for axis, budget in zip(axes.flat, budgets, strict=False):
@@ -179,6 +183,7 @@ def _isoflops(analysis: Analysis) -> Figure:
 
 
 def _allocation(analysis: Analysis) -> Figure | None:
+    """Compute-optimal size and tokens against training FLOPs."""
     rows = [row for row in analysis.allocation.per_r if isinstance(row, AllocationOfR)]
     if not rows:
         return None
@@ -198,6 +203,7 @@ def _allocation(analysis: Analysis) -> Figure | None:
 
 
 def _predicted(analysis: Analysis) -> Figure:
+    """Observed against predicted loss for every r."""
     recurrences = analysis.data.recurrences
     figure, axes = plt.subplots(
         1, len(recurrences), figsize=(WIDTH, 2.3), sharex=True, sharey=True, squeeze=False
@@ -215,6 +221,7 @@ def _predicted(analysis: Analysis) -> Figure:
 
 
 def _residuals(analysis: Analysis) -> Figure:
+    """Residuals against size and tokens."""
     figure, axes = plt.subplots(1, 2, figsize=(WIDTH, 2.7), sharey=True)
     for axis, key, label in zip(axes, ("n", "tokens"), ("unique parameters N", "tokens D"), strict=True):
         axis.axhline(0, color="0.5", linewidth=0.8)
@@ -229,6 +236,7 @@ def _residuals(analysis: Analysis) -> Figure:
 
 
 def _profile(analysis: Analysis) -> Figure | None:
+    """Profile likelihood of the parameter of interest, and all intervals."""
     name, curve = analysis.parameter_of_interest, analysis.profile
     if curve is None:
         return None
@@ -261,21 +269,4 @@ def _profile(analysis: Analysis) -> Figure | None:
     return figure
 
 
-_FIGURES: Figures[Analysis] = {
-    "ratios": (
-        "Unique parameters and effective size (N_once + m·N_rec) relative to r = 1 at one width; forward FLOPs.",
-        _ratios,
-    ),
-    "frontier": (
-        "Compute-optimal loss against training FLOPs: parabola minima, the fitted law, and the law with phi = 1.",
-        _frontier,
-    ),
-    "isoflops": (
-        "Loss against unique parameters for every budget, with parabolas and their minima.",
-        _isoflops,
-    ),
-    "allocation": ("Compute-optimal size and tokens against training FLOPs.", _allocation),
-    "predicted": ("Observed against predicted loss for every r.", _predicted),
-    "residuals": ("Residuals against size and tokens.", _residuals),
-    "profile": ("Profile likelihood of the parameter of interest, and all intervals.", _profile),
-}
+_FIGURES: Figures[Analysis] = (_ratios, _frontier, _isoflops, _allocation, _predicted, _residuals, _profile)

@@ -7,7 +7,6 @@ import html
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -36,23 +35,8 @@ _SECTIONS: dict[type, Callable[[Any], list[Section]]] = {
 }
 
 
-@dataclass(frozen=True)
-class Form:
-    """How one kind of result is written down."""
-
-    type: type[Reported]
-    numbers: str
-    """Name of the file with all numbers."""
-    title: str
-    plots: str
-    """Module with its figures; it is loaded when they are drawn."""
-
-
-FORMS = {
-    "fit": Form(Analysis, "fit.json", "Scaling-law report", "fitting.report.plots"),
-    "comparison": Form(Comparison, "comparison.json", "Case-study report", "fitting.report.comparison_plots"),
-}
-"""By the `kind` that a report's JSON names."""
+KINDS: dict[str, type[Reported]] = {"fit": Analysis, "comparison": Comparison}
+"""By the `kind` that a report's JSON names; KIND.json holds the numbers."""
 
 
 def sections_of(result: Reported | FitResult | Plan | Forecast) -> list[Section]:
@@ -73,10 +57,10 @@ def check_folder(folder: Path, overwrite: bool, kind: str = "fit") -> None:
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         reason = f"{there} is not a folder open to you"
         raise FitError(f"--report {folder} cannot be written: {reason}. Name another")
-    for name, form in FORMS.items():
-        if name != kind and (folder / form.numbers).exists():
-            raise FitError(f"{folder} holds a report of another kind ({form.numbers}). Name another folder")
-    taken = [name for name in (FORMS[kind].numbers, "report.md", "report.html") if (folder / name).exists()]
+    for other in KINDS:
+        if other != kind and (folder / f"{other}.json").exists():
+            raise FitError(f"{folder} holds a report of another kind ({other}.json). Name another folder")
+    taken = [name for name in (f"{kind}.json", "report.md", "report.html") if (folder / name).exists()]
     if taken and not overwrite:
         there_already = f"holds a report already ({', '.join(taken)})"
         raise FitError(f"{folder} {there_already}. Name another folder or add --overwrite")
@@ -86,16 +70,18 @@ def write_report(
     result: Reported, folder: Path, progress: Callable[[str], None] = lambda _: None
 ) -> list[Path]:
     """Write everything into `folder` (made if missing), each file atomically. Returns the paths."""
-    form = _form_of(result)
     progress("drawing figures")
-    drawn = import_module(form.plots).figures(result)
+    # matplotlib is loaded here only.
+    plots = "plots" if isinstance(result, Analysis) else "comparison_plots"
+    drawn = import_module(f"fitting.report.{plots}").figures(result)
     numbers = result.to_dict()
+    source = f"{numbers['kind']}.json"
     as_json = json.dumps(numbers, indent=2, allow_nan=False) + "\n"
-    written = [write_text_atomically(folder / form.numbers, as_json)]
+    written = [write_text_atomically(folder / source, as_json)]
     written += [write_bytes_atomically(folder / name, png) for name, (_, png) in drawn.items()]
     shown = [f"![{caption}]({name})\n\n{caption}" for name, (caption, _) in drawn.items()]
-    source = f"Every number here comes from `{form.numbers}` in this folder."
-    markdown = "\n\n".join([before_figures(result), FIGURES, *shown, source]) + "\n"
+    note = f"Every number here comes from `{source}` in this folder."
+    markdown = "\n\n".join([before_figures(result), FIGURES, *shown, note]) + "\n"
     written.append(write_text_atomically(folder / "report.md", markdown))
     if isinstance(result, Analysis):
         written.append(write_text_atomically(folder / "report.html", _page(result, numbers, drawn)))
@@ -104,8 +90,8 @@ def write_report(
 
 def before_figures(result: Reported) -> str:
     """What report.md holds before its figures."""
-    content = sections_of(result)
-    return "\n\n".join([f"# {_form_of(result).title}", *(section.markdown() for section in content)])
+    title = "# Scaling-law report" if isinstance(result, Analysis) else "# Case-study report"
+    return "\n\n".join([title, *(section.markdown() for section in sections_of(result))])
 
 
 def parts_of_page(analysis: Analysis, numbers: dict[str, Any]) -> list[str]:
@@ -114,10 +100,6 @@ def parts_of_page(analysis: Analysis, numbers: dict[str, Any]) -> list[str]:
     # "<" must not end the script element early.
     slider = json.dumps({key: numbers[key] for key in keys if key in numbers}).replace("<", "\\u003c")
     return [*(section.html() for section in sections(analysis)), slider]
-
-
-def _form_of(result: Reported) -> Form:
-    return next(form for form in FORMS.values() if form.type is type(result))
 
 
 def _page(analysis: Analysis, numbers: dict[str, Any], drawn: dict[str, tuple[str, bytes]]) -> str:

@@ -91,10 +91,10 @@ def _correlations(fit: FitSummary) -> list[str | Table]:
     if not others:
         return []
     columns = [first, *others[:-1]]
-    rows = [
-        [a, *(f"{fit.correlations[a][b] or 0:+.2f}" if j <= i else "" for j, b in enumerate(columns))]
-        for i, a in enumerate(others)
-    ]
+    rows = []
+    for i, a in enumerate(others):
+        known = [f"{fit.correlations[a][b] or 0:+.2f}" for b in columns[: i + 1]]
+        rows.append([a, *known, *[""] * (len(columns) - len(known))])
     return ["Correlations (Gauss-Newton):", Table(["", *columns], rows)]
 
 
@@ -122,17 +122,12 @@ def _intervals(analysis: Analysis) -> Section:
     if not found:
         reason = analysis.intervals_refused or "no bootstrap was asked for"
         return Section(f"Uncertainty of {name}", [f"Not estimated: {reason}."])
-    rows = [
-        [
-            i.method + (" (recommended)" if i.recommended else ""),
-            f"[{i.low:.4f}, {i.high:.4f}]",
-            "-" if i.resamples is None else str(i.resamples),
-            "-" if i.seed is None else str(i.seed),
-            "-" if i.at_or_below_zero is None else f"{i.at_or_below_zero} / {i.at_or_above_one}",
-            i.assumes,
-        ]
-        for i in found
-    ]
+    rows = []
+    for i in found:
+        method = i.method + (" (recommended)" if i.recommended else "")
+        counts = "-" if i.at_or_below_zero is None else f"{i.at_or_below_zero} / {i.at_or_above_one}"
+        drawn = ["-" if value is None else str(value) for value in (i.resamples, i.seed)]
+        rows.append([method, f"[{i.low:.4f}, {i.high:.4f}]", *drawn, counts, i.assumes])
     header = ["interval (95%)", name, "resamples", "seed", f"{name} <= 0 / >= 1", "assumes"]
     trust = (
         "Trust the widened block bootstrap: runs of one (budget, architecture) cell share errors, which the "
@@ -188,10 +183,10 @@ def _parameters(label: str, fits: Sequence[tuple[str, FitSummary | Refused]]) ->
 
 def _stability(analysis: Analysis) -> Section:
     name = analysis.parameter_of_interest
-    halves = [
-        [h.half, str(h.runs), f"{h.parameters[name]:.4f}" if h.parameters else "-", h.status]
-        for h in analysis.halves
-    ]
+    halves = []
+    for h in analysis.halves:
+        value = f"{h.parameters[name]:.4f}" if h.parameters else "-"
+        halves.append([h.half, str(h.runs), value, h.status])
     parts: list[str | Table] = [Table(["budgets", "runs", name, "status"], halves)]
     spans: dict[str, float] = {}
     rows: list[Row] = []
@@ -292,15 +287,15 @@ def _allocation(found: Allocation, joint_status: str) -> Section:
         "parabolas N*", "D*", "note",
     ]  # fmt: skip
     parts: list[str | Table] = ["Exponents of N*(C) and D*(C):", Table(header, rows)]
-    optima = [p.optimum for p in found.parabolas]
-    minima = [
-        [f"{o.r:g}", f"{o.flops:.3g}", significant(o.n, 4), significant(o.tokens, 4), f"{o.loss:.4f}"]
-        for o in optima
-        if not o.refusal
-    ]
-    parts += ["Minima of the iso-FLOPs parabolas:", Table(["r", "budget", "N*", "D*", "L*"], minima)]
-    refused = "; ".join(f"r={o.r:g} at {o.flops:.3g}: {o.refusal}" for o in optima if o.refusal)
-    parts += [f"Refused: {refused}."] if refused else []
+    rows, refused = [], []
+    for o in (p.optimum for p in found.parabolas):
+        if o.refusal:
+            refused.append(f"r={o.r:g} at {o.flops:.3g}: {o.refusal}")
+            continue
+        sizes = significant(o.n), significant(o.tokens)
+        rows.append([f"{o.r:g}", f"{o.flops:.3g}", *sizes, f"{o.loss:.4f}"])
+    parts += ["Minima of the iso-FLOPs parabolas:", Table(["r", "budget", "N*", "D*", "L*"], rows)]
+    parts += [f"Refused: {'; '.join(refused)}."] if refused else []
     gaps = found.frontier_gaps["parabolas"]
     if gaps:
         parts += ["Frontier gap L*_r(C) - L*_1(C), nats, from parabolas:", gaps_table(gaps, "+.4f")]

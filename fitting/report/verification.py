@@ -12,7 +12,7 @@ from typing import Any
 
 from fitting.data.plain import read
 from fitting.errors import FitError
-from fitting.report.report import FIGURES, FORMS, Reported, before_figures, parts_of_page
+from fitting.report.report import FIGURES, KINDS, Reported, before_figures, parts_of_page
 from fitting.studies.analysis import Analysis
 
 TOLERANCE = 1e-5
@@ -22,9 +22,8 @@ _NEAR_ZERO = 1e-9
 _SEARCH = {"gradient_norm", "second_solver", "starts", "message", "problems", "verdict"}
 """How the search went, and sentences with rounded numbers: rounding decides, not the records. What follows from it,
 the status and what is preferred, is compared."""
-REPORTS = tuple(form.numbers for form in FORMS.values())
+REPORTS = tuple(f"{kind}.json" for kind in KINDS)
 """The file of a report that holds its numbers, for each command that writes one."""
-_TEXTS = ("report.md", "report.html")
 _PATH, _OFF_OPTIMUM = "phi_path", 10.0
 """Fits with phi held far from its best value, where A is hardly determined and rounding moves it the most."""
 _SHOWN = 200
@@ -56,13 +55,13 @@ def read_report(place: Path) -> tuple[Path, dict[str, Any], Reported]:
     except (OSError, ValueError) as error:
         raise FitError(f"{path} cannot be read as a report ({error}). Name the folder of a report") from None
     again = "Make it again with `--report` of `fitting fit` or `fitting compare`"
-    if not isinstance(numbers, dict) or "provenance" not in numbers:
+    if not isinstance(numbers, dict) or numbers.get("provenance") is None:
         raise FitError(f"{path} does not say which runs it was made of. {again}")
     kind = numbers.get("kind")
-    if kind not in FORMS:
-        raise FitError(f"{path} is of the kind {kind!r}, not one of: {', '.join(FORMS)}. {again}")
+    if kind not in KINDS:
+        raise FitError(f"{path} is of the kind {kind!r}, not one of: {', '.join(KINDS)}. {again}")
     try:
-        found: Reported = read(FORMS[kind].type, numbers)
+        found = read(KINDS[kind], numbers)
     except FitError as error:
         text = f"{path} does not say what it was made of as a report does ({error}). {again}"
         raise FitError(text) from None
@@ -98,11 +97,11 @@ def differences(
             if key in _SEARCH and key in reported and key in derived:
                 continue
             a, b = reported.get(key), derived.get(key)
-            # The same file may lie elsewhere.
-            named = key == "source" and isinstance(a, str) and isinstance(b, str)
+            if key == "source" and isinstance(a, str) and isinstance(b, str) and Path(a).name == Path(b).name:
+                # The same file may lie elsewhere.
+                continue
             wider = tolerance * (_OFF_OPTIMUM if key == _PATH else 1.0)
-            if not (named and Path(a).name == Path(b).name):
-                yield from differences(a, b, wider, inner)
+            yield from differences(a, b, wider, inner)
     elif isinstance(reported, list) and isinstance(derived, list) and len(reported) == len(derived):
         largest = max((abs(x) for x in derived if _is_number(x)), default=0.0)
         for i, (a, b) in enumerate(zip(reported, derived, strict=True)):
@@ -132,7 +131,7 @@ def stale_texts(result: Reported, numbers: dict[str, Any], folder: Path) -> Iter
     """Lines that report.md and report.html in `folder` should hold for a result and do not, and lines of report.md that
     do not come from it. Figures are not looked at. `result` was read from the JSON `numbers`.
     """
-    markdown, page = (folder / name for name in _TEXTS)
+    markdown, page = folder / "report.md", folder / "report.html"
     if markdown.is_file():
         shown = markdown.read_text(encoding="utf-8").partition(f"\n\n{FIGURES}\n")[0].splitlines()
         expected = before_figures(result).splitlines()

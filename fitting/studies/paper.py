@@ -82,9 +82,6 @@ def distance(result: FitResult, seed: int = 0, workers: int | None = None) -> Di
     return Distance(phi, REGRESSED.name, (low, high), published["source"], difference, inside(phi), refit)
 
 
-# ------------------------------------------------------------------------------------------ all of its fits
-
-
 @dataclass(frozen=True)
 class JointFit:
     """The joint law fitted to all or some of the grid's runs (`runs` says which)."""
@@ -117,11 +114,11 @@ def replicate(
 
     `resamples` above 0 also gives the intervals of phi for all runs.
     """
-    search: dict[str, Any] = {"starts": starts, "seed": seed, "workers": workers}
+    drawing: dict[str, Any] = {"seed": seed, "workers": workers}
+    search = {"starts": starts, **drawing}
     progress("Chinchilla law per r")
     own = fit_architectures(runs, **search)
-    joint: list[JointFit] = []
-    whole = []
+    joint, whole = [], []
     for split in _SPLITS:
         for name, multiplier, rules in _EVERY:
             if isinstance(multiplier, FixedPower) and split is INJECTION_ONCE:
@@ -130,9 +127,7 @@ def replicate(
             part = runs.where(*rules)
             result = fit(part, JointLaw(multiplier, split), **search)
             if resamples and name == "all runs":
-                result = bootstrap(
-                    runs, result, resamples=resamples, seed=seed, names=["phi"], workers=workers
-                )
+                result = bootstrap(runs, result, resamples=resamples, names=["phi"], **drawing)
             whole.append(result)
             ratios = effective_ratios(part, result.law, result.theta, 640.0)
             residuals = residual_summary(result.residuals, part.r)

@@ -42,9 +42,8 @@ class Noise:
 
     def __post_init__(self) -> None:
         if not (self.run > 0 and self.cell >= 0):
-            raise FitError(
-                f"Noise of run {self.run} and cell {self.cell}: the first must be positive, the second not negative"
-            )
+            both = f"Noise of run {self.run} and cell {self.cell}"
+            raise FitError(f"{both}: the first must be positive, the second not negative")
 
     def draw(self, cell: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
         """(count, n) offsets of log-loss."""
@@ -222,9 +221,8 @@ def _candidates(design: Runs, setup: _Setup, noise: Noise, now: float) -> list[C
                 x = _stack([setup.x, *added])
                 half = setup.half_width(x, np.append(setup.cell, cells), noise)
                 cost = float(budget) * len(arms)
-                found.append(
-                    Candidate(float(r), float(width), float(budget), share, half, (now - half) / cost)
-                )
+                where = float(r), float(width), float(budget)
+                found.append(Candidate(*where, share, half, (now - half) / cost))
     return sorted(found, key=lambda candidate: -candidate.gain_per_flop)
 
 
