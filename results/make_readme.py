@@ -26,11 +26,12 @@ def read(path: Path) -> dict[str, Any]:
 def losses(*folders: str) -> dict[tuple[float, int, int, float], float]:
     """(FLOPs, width, r, base rate of the matrices) -> validation loss, of every record in these folders."""
     found = {}
-    for path in (path for folder in folders for path in sorted((HERE / folder).glob("*.run.json"))):
-        record = read(path)
-        rate = record["components"]["transfer"]["init_args"]["matrix"]
-        key = record["flops_budget"], record["d_model"], record["num_recurrences"], rate
-        found[key] = record["val_loss"]
+    for folder in folders:
+        for path in sorted((HERE / folder).glob("*.run.json")):
+            record = read(path)
+            rate = record["components"]["transfer"]["init_args"]["matrix"]
+            key = record["flops_budget"], record["d_model"], record["num_recurrences"], rate
+            found[key] = record["val_loss"]
     return found
 
 

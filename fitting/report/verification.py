@@ -97,9 +97,10 @@ def differences(
             if key in _SEARCH and key in reported and key in derived:
                 continue
             a, b = reported.get(key), derived.get(key)
-            if key == "source" and isinstance(a, str) and isinstance(b, str) and Path(a).name == Path(b).name:
+            if key == "source" and isinstance(a, str) and isinstance(b, str):
                 # The same file may lie elsewhere.
-                continue
+                if Path(a).name == Path(b).name:
+                    continue
             wider = tolerance * (_OFF_OPTIMUM if key == _PATH else 1.0)
             yield from differences(a, b, wider, inner)
     elif isinstance(reported, list) and isinstance(derived, list) and len(reported) == len(derived):

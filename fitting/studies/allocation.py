@@ -86,12 +86,13 @@ def parabola(runs: Runs, widths: Widths | None) -> Parabola:
     centre = log_n.mean()
     c, b, a = np.polyfit(log_n - centre, runs.val_loss, 2)
     shifted = (float(a - b * centre + c * centre**2), float(b - 2 * c * centre), float(c))
-    at = centre - b / (2 * c) if c > 0 else np.nan
+    if c <= 0:
+        reason = "the parabola opens downwards"
+        return Parabola(r, budget, count, shifted, replace(refused, refusal=reason))
+    at = centre - b / (2 * c)
     if not low <= at <= high:
         sampled = f"outside the sampled {np.exp(low):.3g} to {np.exp(high):.3g}"
-        reason = (
-            f"the minimum N = {np.exp(at):.3g} lies {sampled}" if c > 0 else "the parabola opens downwards"
-        )
+        reason = f"the minimum N = {np.exp(at):.3g} lies {sampled}"
         return Parabola(r, budget, count, shifted, replace(refused, refusal=reason))
     n, loss = float(np.exp(at)), float(a - b * b / (4 * c))
     width = widths.width_of(n) if widths is not None else None

@@ -19,13 +19,12 @@ from fitting.studies.allocation import Allocation, allocate, parabolas
 from fitting.studies.curves import effective_ratios
 
 _STARTS = 100
-LOWER_HALF, UPPER_HALF, FOUR_LOWER = "budget<=2.15e18", "budget>=4.64e18", "budget<=4.64e18"
 _SPLITS = (PAPER, REGRESSED, INJECTION_ONCE)
 _EVERY: tuple[tuple[str, Multiplier, tuple[str, ...]], ...] = (
     ("all runs", Power(), ()),
-    ("lower half of the budgets", Power(), (LOWER_HALF,)),
-    ("upper half of the budgets", Power(), (UPPER_HALF,)),
-    ("four lower budgets", Power(), (FOUR_LOWER,)),
+    ("lower half of the budgets", Power(), ("budget<=2.15e18",)),
+    ("upper half of the budgets", Power(), ("budget>=4.64e18",)),
+    ("four lower budgets", Power(), ("budget<=4.64e18",)),
     ("phi = 0", FixedPower(0), ()),
     ("phi = 1", FixedPower(1), ()),
 )

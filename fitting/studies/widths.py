@@ -49,10 +49,11 @@ class Widths:
         once, rec, poly = (_polynomial(widths, column) for column in (x.n_once, x.n_rec, flops))
         log_n, log_f = np.log(n_total), np.log(flops)
         smooth = np.polyfit(log_n, log_f, min(2, len(widths) - 1))
-        off = [np.abs(_value(c, widths) / column - 1).max() for c, column in ((poly, flops), (rec, x.n_rec))]
+        of_flops = np.abs(_value(poly, widths) / flops - 1).max()
+        of_rec = np.abs(_value(rec, widths) / x.n_rec - 1).max()
         n_range = float(n_total.min()), float(n_total.max())
         slope = float(np.polyfit(log_n, log_f, 1)[0])
-        exact = bool(max(off) < _EXACT)
+        exact = bool(max(of_flops, of_rec) < _EXACT)
         return cls(r, widths, n_range, exact, slope, once, rec, poly, np.asarray(smooth))
 
     def counts(self, width: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
