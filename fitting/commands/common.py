@@ -52,7 +52,8 @@ def add_run_options(parser: argparse.ArgumentParser, with_and_without: bool = Tr
 
 def add_law_options(parser: argparse.ArgumentParser) -> None:
     """The runs to fit, and which law."""
-    parser.add_argument("runs", nargs="+", metavar="RUNS", help="run records, folders, CSVs, or published")
+    what = "run records, folders, CSV files, or published"
+    parser.add_argument("runs", nargs="+", metavar="RUNS", help=what)
     add_run_options(parser)
     listed = ", ".join(f"{name} ({what})" for name, (_, what) in LAW_NAMES.items())
     parser.add_argument("--law", default="joint", help=f"{listed}, or the class path of a law of your own")
@@ -69,7 +70,7 @@ def add_search_options(
             "--bootstrap", dest="resamples", type=int, default=resamples, metavar="N",
             help=f"resamples of every bootstrap, 0 for none (default: {resamples})",
         )  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, help="seed of all that is drawn (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of starts and of draws (default: 0)")
     add_thread_options(parser)
 
 

@@ -15,7 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `python -m fitting plan`."""
     parser.add_argument("design", nargs="+", metavar="DESIGN", help="CSV files or run records, or published")
     common.add_run_options(parser, with_and_without=False)
-    parser.add_argument("--like", default="published", metavar="RUNS", help="runs whose fit is the truth")
+    truth = "runs whose fit (with --starts) is taken as the truth"
+    parser.add_argument("--like", default="published", metavar="RUNS", help=truth)
     of_run, of_cell = "log-loss noise of a run", "log-loss offset shared by a cell"
     parser.add_argument("--run-noise", type=float, default=0.003, help=f"{of_run} (default: 0.003)")
     parser.add_argument("--cell-noise", type=float, default=0.0026, help=f"{of_cell} (default: 0.0026)")
