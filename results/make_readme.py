@@ -25,16 +25,14 @@ def read(path: Path) -> dict[str, Any]:
 
 def losses(*folders: str) -> dict[tuple[float, int, int, float], float]:
     """(FLOPs, width, r, base rate of the matrices) -> validation loss, of every record in these folders."""
-    records = [read(path) for folder in folders for path in sorted((HERE / folder).glob("*.run.json"))]
-    return {
-        (
-            record["flops_budget"],
-            record["d_model"],
-            record["num_recurrences"],
-            record["components"]["transfer"]["init_args"]["matrix"],
-        ): record["val_loss"]
-        for record in records
-    }
+    found = {}
+    for folder in folders:
+        for path in sorted((HERE / folder).glob("*.run.json")):
+            record = read(path)
+            rate = record["components"]["transfer"]["init_args"]["matrix"]
+            key = record["flops_budget"], record["d_model"], record["num_recurrences"], rate
+            found[key] = record["val_loss"]
+    return found
 
 
 def row(head: Iterable[str], cells: list[float | None], tail: Iterable[str] = ()) -> str:
@@ -49,19 +47,15 @@ def flops(value: float) -> str:
     return f"{value:g}".replace("+", "")
 
 
-def by_width(folder: str, recurrences: Iterable[int], minima: list[dict[str, Any]] | None = None) -> str:
+def by_width(folder: str, recurrences: Iterable[int], minima: Iterable[dict[str, Any]] = ()) -> str:
     """Lines of budget and r, columns of width; with `minima`, where a parabola has its minimum."""
     found = {key[:3]: loss for key, loss in losses(folder).items()}
+    at = {(m["budget"], m["r"]): [f"d = {m['parabola']['d_model']:.0f}"] for m in minima}
     lines = []
     for budget in sorted({key[0] for key in found}):
         for r in recurrences:
             cells = [found.get((budget, d, r)) for d in WIDTHS]
-            at = [
-                f"d = {m['parabola']['d_model']:.0f}"
-                for m in minima or ()
-                if (m["r"], m["budget"]) == (r, budget)
-            ]
-            lines.append(row([flops(budget), str(r)], cells, at))
+            lines.append(row([flops(budget), str(r)], cells, at.get((budget, r), ())))
     return "\n".join(lines)
 
 

@@ -12,6 +12,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fitting.errors import FitError
+
 if TYPE_CHECKING:
     from fitting.data.runs import Runs
     from fitting.data.splits import Split
@@ -39,56 +41,52 @@ value of --law is a class path.
 """
 
 
-def add_run_options(
-    parser: argparse.ArgumentParser, runs: bool = True, with_and_without: bool = True
-) -> None:
-    """Which runs are read and which of them are used."""
+def add_run_options(parser: argparse.ArgumentParser, with_and_without: bool = True) -> None:
+    """Which runs are used, and how the injection is counted."""
     both = ", and the parameter of interest is given with them too" if with_and_without else ""
-    if runs:
-        parser.add_argument(
-            "runs", nargs="+", metavar="RUNS", help="run records, folders, CSV files, or published"
-        )
-    parser.add_argument(
-        "--where", action="append", default=[], metavar="RULE", help="use only runs such as 'budget<=4.64e18'"
-    )
-    parser.add_argument(
-        "--exclude", action="append", default=[], metavar="RULE",
-        help=f"leave runs out by a rule such as 'val_loss>4'; they are listed{both}",
-    )  # fmt: skip
-
-
-def add_law_options(parser: argparse.ArgumentParser) -> None:
-    """Which law, and how the injection is counted."""
-    listed = ", ".join(f"{name} ({what})" for name, (_, what) in LAW_NAMES.items())
-    parser.add_argument("--law", default="joint", help=f"{listed}, or the class path of a law of your own")
-    parser.add_argument("--phi", type=float, help="fix phi of the joint law to this value")
+    listed = f"leave runs out by a rule such as 'val_loss>4'; they are listed{both}"
+    for option, what in (("--where", "use only runs such as 'budget<=4.64e18'"), ("--exclude", listed)):
+        parser.add_argument(option, action="append", default=[], metavar="RULE", help=what)
     parser.add_argument("--split", default="paper", help="where the injection is counted (default: paper)")
 
 
-def add_search_options(parser: argparse.ArgumentParser, starts: int = 500, resamples: int = 1000) -> None:
-    """How hard to search and how often to resample."""
+def add_law_options(parser: argparse.ArgumentParser) -> None:
+    """The runs to fit, and which law."""
+    what = "run records, folders, CSV files, or published"
+    parser.add_argument("runs", nargs="+", metavar="RUNS", help=what)
+    add_run_options(parser)
+    listed = ", ".join(f"{name} ({what})" for name, (_, what) in LAW_NAMES.items())
+    parser.add_argument("--law", default="joint", help=f"{listed}, or the class path of a law of your own")
+    parser.add_argument("--phi", type=float, help="fix phi of the joint law to this value")
+
+
+def add_search_options(
+    parser: argparse.ArgumentParser, starts: int = 500, resamples: int | None = 1000
+) -> None:
+    """How hard to search and how often to resample (None: never)."""
     parser.add_argument("--starts", type=int, default=starts, help=f"starts of every fit (default: {starts})")
-    parser.add_argument(
-        "--bootstrap", dest="resamples", type=int, default=resamples, metavar="N",
-        help=f"resamples of every bootstrap, 0 for none (default: {resamples})",
-    )  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, help="seed of starts and resamples (default: 0)")
-    parser.add_argument(
-        "--workers", type=int, help="threads (default: all cores; results do not depend on it)"
-    )
+    if resamples is not None:
+        parser.add_argument(
+            "--bootstrap", dest="resamples", type=int, default=resamples, metavar="N",
+            help=f"resamples of every bootstrap, 0 for none (default: {resamples})",
+        )  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0, help="seed of starts and of draws (default: 0)")
+    add_thread_options(parser)
+
+
+def add_thread_options(parser: argparse.ArgumentParser) -> None:
+    """How many threads, and whether they tell how far they are."""
+    text = "threads (default: all cores; results do not depend on it)"
+    parser.add_argument("--workers", type=int, help=text)
+    parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
 
 
 def add_output_options(parser: argparse.ArgumentParser, report: bool = True) -> None:
     """Where results go."""
     parser.add_argument("--json", action="store_true", help="print JSON in place of tables")
-    parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
     if report:
-        parser.add_argument(
-            "--report",
-            type=Path,
-            metavar="DIR",
-            help="write a report there: the numbers as JSON, report.md, figures",
-        )
+        text = "write a report there: the numbers as JSON, report.md, figures"
+        parser.add_argument("--report", type=Path, metavar="DIR", help=text)
         parser.add_argument("--overwrite", action="store_true", help="let --report replace an earlier report")
 
 
@@ -108,8 +106,6 @@ def choices(kind: Callable[..., T], options: argparse.Namespace) -> T:
 
 def select(runs: Runs, chosen: Any) -> tuple[Runs, Runs]:
     """The runs to fit, and the same before --exclude; both rules are attributes of `chosen`. Raises `FitError`."""
-    from fitting.errors import FitError
-
     before = runs.where(*chosen.where)
     kept = before.exclude(*chosen.exclude)
     if not len(kept):
@@ -119,8 +115,6 @@ def select(runs: Runs, chosen: Any) -> tuple[Runs, Runs]:
 
 def check_numbers(options: argparse.Namespace) -> None:
     """Refuse counts that are too small, whatever the command. Raises `FitError`."""
-    from fitting.errors import FitError
-
     named = {"bootstrap": "resamples"}
     for name, least in (("seed", 0), ("bootstrap", 0), ("simulate", 0), ("candidates", 0), ("workers", 1)):
         value = getattr(options, named.get(name, name), None)
@@ -128,11 +122,13 @@ def check_numbers(options: argparse.Namespace) -> None:
             raise FitError(f"--{name} {value} is too small. Give {least} or more")
 
 
-def refuse_overwrite_alone(options: argparse.Namespace) -> None:
-    """Raises `FitError` for --overwrite without anything that it could replace."""
-    from fitting.errors import FitError
+def check_report(options: argparse.Namespace, kind: str) -> None:
+    """Refuse, before the work, a --report that cannot be written and --overwrite alone. Raises `FitError`."""
+    from fitting.report.report import check_folder
 
-    if options.overwrite and not options.report:
+    if options.report:
+        check_folder(options.report, options.overwrite, kind)
+    elif options.overwrite:
         raise FitError("--overwrite lets --report replace a report, and there is no --report")
 
 
@@ -140,7 +136,6 @@ def law_of(chosen: Any) -> Law:
     """The law that --law, --phi and --split describe, attributes of `chosen`. Raises `FitError`."""
     from fitting import laws
     from fitting.data.splits import split_named
-    from fitting.errors import FitError
 
     split = split_named(chosen.split)
     if chosen.phi is not None:
@@ -161,7 +156,6 @@ def law_of(chosen: Any) -> Law:
 
 def _user_law(path: str, split: Split) -> Law:
     """A law by class path. What goes wrong inside the user's module is a bug there and passes through."""
-    from fitting.errors import FitError
     from fitting.laws import Law
 
     module_name, _, class_name = path.rpartition(".")
@@ -204,26 +198,21 @@ def progress(options: argparse.Namespace) -> Callable[[str], None]:
     return say
 
 
-def print_json(value: Any) -> None:
-    """JSON on stdout; dataclasses become objects, NaN becomes null."""
+def show(options: argparse.Namespace, numbers: Any, sections: Iterable[Section]) -> None:
+    """On stdout the numbers as JSON (dataclasses become objects, NaN becomes null), or the sections."""
     from fitting.data.plain import plain
 
-    print(json.dumps(plain(value), indent=2, allow_nan=False))
-
-
-def print_sections(sections: Iterable[Section]) -> None:
-    """Sections on stdout."""
-    print("\n\n".join(section.text() for section in sections))
+    if options.json:
+        print(json.dumps(plain(numbers), indent=2, allow_nan=False))
+    else:
+        print("\n\n".join(section.text() for section in sections))
 
 
 def deliver(result: Reported, options: argparse.Namespace, progress: Callable[[str], None]) -> None:
-    """Print a result as text or JSON, and write its report where one is asked for."""
-    from fitting.report.report import text, write_report
+    """Show a result, and write its report where one is asked for."""
+    from fitting.report.report import sections_of, write_report
 
-    if options.json:
-        print_json(result.to_dict())
-    else:
-        print(text(result))
+    show(options, result.to_dict(), sections_of(result))
     if options.report:
         for path in write_report(result, options.report, progress):
             progress(f"wrote {path}")

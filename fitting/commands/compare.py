@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fitting.commands import common
+from fitting.errors import FitError
 
 if TYPE_CHECKING:
     from fitting.studies.comparison import CompareSettings, Comparison
@@ -35,24 +36,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("baseline", metavar="BASELINE", help="runs of the baseline")
     parser.add_argument("study", metavar="STUDY", help="runs of the case study; r=1 is shared")
     for arm in ("baseline", "study"):
-        parser.add_argument(
-            f"--{arm}-where", action="append", default=[], metavar="RULE",
-            help=f"use only such runs of the {arm}",
-        )  # fmt: skip
-    common.add_run_options(parser, runs=False)
-    parser.add_argument("--split", default="paper", help="where the injection is counted (default: paper)")
+        text = f"use only such runs of the {arm}"
+        parser.add_argument(f"--{arm}-where", action="append", default=[], metavar="RULE", help=text)
+    common.add_run_options(parser)
     common.add_search_options(parser)
     common.add_output_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Compare, print or report. Raises `FitError` and `RecordError` for bad input."""
-    from fitting.report.report import check_folder
     from fitting.studies.comparison import CompareSettings
 
-    common.refuse_overwrite_alone(options)
-    if options.report:
-        check_folder(options.report, options.overwrite, "comparison")
+    common.check_report(options, "comparison")
     progress = common.progress(options)
     chosen, settings = common.choices(Choices, options), common.choices(CompareSettings, options)
     found = derive([options.baseline, options.study], chosen, settings, options.report, progress)
@@ -71,7 +66,6 @@ def derive(
     from fitting.commands.sources import named, naming
     from fitting.data import provenance
     from fitting.data.splits import split_named
-    from fitting.errors import FitError
     from fitting.studies.comparison import PairedWithExcluded, compare
 
     if len(paths) != 2:

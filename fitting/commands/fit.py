@@ -30,24 +30,19 @@ class Choices:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `python -m fitting fit`."""
-    common.add_run_options(parser)
     common.add_law_options(parser)
     parser.add_argument("--all-splits", action="store_true", help="phi under every split, side by side")
-    parser.add_argument(
-        "--no-rivals", dest="rivals", action="store_false", help="leave the comparison of law forms out"
-    )
+    text = "leave the comparison of law forms out"
+    parser.add_argument("--no-rivals", dest="rivals", action="store_false", help=text)
     common.add_search_options(parser)
     common.add_output_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Fit, print or report. Raises `FitError` and `RecordError` for bad input."""
-    from fitting.report.report import check_folder
     from fitting.studies.analysis import Settings
 
-    common.refuse_overwrite_alone(options)
-    if options.report:
-        check_folder(options.report, options.overwrite)
+    common.check_report(options, "fit")
     progress = common.progress(options)
     chosen, settings = common.choices(Choices, options), common.choices(Settings, options)
     analysis = derive(options.runs, chosen, settings, options.report, progress)
@@ -62,17 +57,9 @@ def derive(
     folder: Path | None,
     progress: Callable[[str], None],
 ) -> Analysis:
-    """The content of fit.json, which `fit` writes and `verify` derives again.
+    """The content of fit.json, which `fit` writes and `verify` derives again; files are named as seen from `folder`.
 
-    Args:
-        paths: of the runs.
-        chosen: runs and law.
-        settings: of the analysis.
-        folder: of the report; files are named as seen from there.
-        progress: takes lines on how far it is.
-
-    Raises:
-        FitError, RecordError: bad input.
+    Raises `FitError` and `RecordError` for bad input.
     """
     from fitting.commands.sources import named, naming
     from fitting.data import provenance
@@ -81,11 +68,7 @@ def derive(
     name = naming(folder)
     kept, before = common.select(common.load(paths), chosen)
     files = provenance.source_files(str(source) for source in before.source)
-    analysis = analyse(
-        kept.renamed(name),
-        common.law_of(chosen),
-        settings,
-        without_exclusions=before.renamed(name),
-        progress=progress,
-    )
+    kept, before = kept.renamed(name), before.renamed(name)
+    law = common.law_of(chosen)
+    analysis = analyse(kept, law, settings, without_exclusions=before, progress=progress)
     return replace(analysis, provenance=provenance.describe(named(paths), files, vars(chosen), name))

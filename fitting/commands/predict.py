@@ -8,26 +8,23 @@ from __future__ import annotations
 import argparse
 
 from fitting.commands import common
+from fitting.errors import FitError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `python -m fitting predict`."""
-    common.add_run_options(parser)
-    parser.add_argument(
-        "--budget", type=float, action="append", default=[], metavar="C", help="training FLOPs"
-    )
-    parser.add_argument(
-        "--inference-cap", type=float, metavar="F", help="largest forward FLOPs per token that is allowed"
-    )
-    parser.add_argument("--equivalent", type=float, metavar="N", help="parameters of an r=1 model")
     common.add_law_options(parser)
+    text = "training FLOPs"
+    parser.add_argument("--budget", type=float, action="append", default=[], metavar="C", help=text)
+    text = "largest forward FLOPs per token that is allowed"
+    parser.add_argument("--inference-cap", type=float, metavar="F", help=text)
+    parser.add_argument("--equivalent", type=float, metavar="N", help="parameters of an r=1 model")
     common.add_search_options(parser)
     common.add_output_options(parser, report=False)
 
 
 def run(options: argparse.Namespace) -> int:
     """Fit, predict, print. Raises `FitError` and `RecordError` for bad input."""
-    from fitting.errors import FitError
     from fitting.estimation.diagnostics import attempt
     from fitting.estimation.fits import fit
     from fitting.report.document import Section, Table
@@ -67,8 +64,5 @@ def run(options: argparse.Namespace) -> int:
     if options.equivalent is not None:
         found["equivalents"] = equivalents(runs, result, options.equivalent)
         sections.append(equivalent_section(options.equivalent, split, found["equivalents"]))
-    if options.json:
-        common.print_json(found)
-    else:
-        common.print_sections([*sections, *left_out_sections(runs.excluded)])
+    common.show(options, found, [*sections, *left_out_sections(runs.excluded)])
     return common.verdict([] if result.trusted else [result.message])

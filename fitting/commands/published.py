@@ -30,9 +30,7 @@ def run(options: argparse.Namespace) -> int:
         workers=options.workers,
         progress=common.progress(options),
     )
-    if options.json:
-        common.print_json({"fitted": found, "published": reference()})
-    else:
-        common.print_sections(replication_sections(found, reference()))
+    paper = reference()
+    common.show(options, {"fitted": found, "published": paper}, replication_sections(found, paper))
     fits = [*found.chinchilla.values(), *(row.fit for row in found.joint)]
     return common.verdict(f"{fit.law}, {fit.split}: {fit.message}" for fit in fits if fit.status != "ok")

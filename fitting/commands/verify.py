@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fitting.commands import common, compare, fit
+from fitting.errors import FitError
 
 if TYPE_CHECKING:
     from fitting.report.report import Reported
@@ -23,32 +24,19 @@ _ORIGIN = ("code_versions", "data_manifest_hashes", "training")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `python -m fitting verify`."""
-    parser.add_argument(
-        "report", type=Path, metavar="REPORT", help="folder that --report of `fit` or `compare` wrote"
-    )
-    parser.add_argument(
-        "runs",
-        nargs="*",
-        metavar="RUNS",
-        help="where its runs are now, as given to the command that wrote it (default: where they were then, seen from "
-        "the report)",
-    )
-    parser.add_argument(
-        "--tolerance",
-        type=float,
-        default=1e-5,
-        help="relative difference allowed (default: 1e-05, which covers the rounding of another processor or numpy)",
-    )
-    parser.add_argument(
-        "--workers", type=int, help="threads (default: all cores; results do not depend on it)"
-    )
-    parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    text = "folder that --report of `fit` or `compare` wrote"
+    parser.add_argument("report", type=Path, metavar="REPORT", help=text)
+    then = "(default: where they were then, seen from the report)"
+    text = f"where its runs are now, as given to the command that wrote it {then}"
+    parser.add_argument("runs", nargs="*", metavar="RUNS", help=text)
+    text = "relative difference allowed (default: 1e-05: the rounding of another processor or numpy)"
+    parser.add_argument("--tolerance", type=float, default=1e-5, help=text)
+    common.add_thread_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Compute the report again and compare. Raises `FitError` and `RecordError` for bad input."""
     from fitting.commands.sources import located
-    from fitting.errors import FitError
     from fitting.report import verification
 
     if not 0 <= options.tolerance < 1:
@@ -73,12 +61,11 @@ def run(options: argparse.Namespace) -> int:
         print(f"note: {line}", file=sys.stderr)
     total = verification.count_numbers(told)
     runs = len(again["points"] if "points" in again else again["data"]["points"])
+    again_from = f"derived again from {runs} runs"
     if found:
-        print(
-            f"{options.report}: {len(found)} differences; {total} numbers were derived again from {runs} runs."
-        )
+        print(f"{options.report}: {len(found)} differences; {total} numbers were {again_from}.")
         return common.NOT_TRUSTED
-    print(f"{options.report}: {total} numbers derived again from {runs} runs, all the same.")
+    print(f"{options.report}: {total} numbers {again_from}, all the same.")
     return common.OK
 
 

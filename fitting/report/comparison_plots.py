@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from fitting.estimation.results import recommended
 from fitting.report.comparison_sections import CHANNELS, mean_channels
-from fitting.report.plots import COLOURS, MARKERS, WIDTH, Figures, drawn, log_ticks, look
+from fitting.report.plots import COLOURS, MARKERS, WIDTH, Figures, drawn, look, panels
 from fitting.studies.comparison import Comparison
 
 
@@ -17,6 +19,7 @@ def figures(found: Comparison) -> dict[str, tuple[str, bytes]]:
 
 
 def _delta_phi(found: Comparison) -> Figure:
+    """The three estimates of delta phi with their widened 95% intervals."""
     figure, axis = plt.subplots(figsize=(WIDTH, 1.9))
     axis.axvline(0, color="0.5", linewidth=0.8)
     for i, e in enumerate(found.estimates):
@@ -32,42 +35,32 @@ def _delta_phi(found: Comparison) -> Figure:
 
 
 def _losses(found: Comparison) -> Figure:
-    budgets, points = found.budgets, found.points
-    recurrences = sorted({p.r for p in points})
-    columns = min(3, len(budgets))
-    rows = -(-len(budgets) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(WIDTH, 2.3 * rows), squeeze=False)
-    for axis, budget in zip(axes.flat, budgets, strict=False):
-        for i, r in enumerate(recurrences):
-            for arm, style, face in (
-                ("shared", "-", None),
-                ("baseline", "-", None),
-                ("study", "--", "white"),
-            ):
+    """Loss against unique parameters for every shared budget; the study is dashed, with open markers."""
+    points = found.points
+    figure, axes = panels(found.budgets, 2.3)
+    by_label: dict[str, Any] = {}
+    for axis, budget in zip(axes.flat, found.budgets, strict=False):
+        axis.set_xlabel("unique parameters N")
+        for i, r in enumerate(sorted({p.r for p in points})):
+            for arm in ("shared", "baseline", "study"):
                 chosen = [p for p in points if (p.r, p.budget, p.arm) == (r, budget, arm)]
                 chosen.sort(key=lambda p: p.n)
                 if not chosen:
                     continue
-                axis.plot(
-                    [p.n for p in chosen], [p.loss for p in chosen], style, linewidth=0.8,
-                    markerfacecolor=face or look(i)["color"], label=f"r = {r:g}, {arm}", **look(i),
-                )  # fmt: skip
-        axis.set(xscale="log", title=f"C = {budget:.3g} FLOPs", xlabel="unique parameters N")
-        log_ticks(axis.xaxis)
-    for axis in axes.flat[len(budgets) :]:
-        axis.set_visible(False)
-    for axis in axes[:, 0]:
-        axis.set_ylabel("loss (nats/token)")
-    by_label = {
-        label: handle
-        for axis in axes.flat
-        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
-    }
+                style = {"linestyle": "-", "markerfacecolor": look(i)["color"]}
+                if arm == "study":
+                    style = {"linestyle": "--", "markerfacecolor": "white"}
+                n, loss = [p.n for p in chosen], [p.loss for p in chosen]
+                label = f"r = {r:g}, {arm}"
+                (by_label[label],) = axis.plot(n, loss, linewidth=0.8, label=label, **style, **look(i))
     figure.legend(list(by_label.values()), list(by_label), loc="outside lower center", ncols=4)
     return figure
 
 
-def _channels(found: Comparison) -> Figure:
+def _channels(found: Comparison) -> Figure | None:
+    """Where the differences of matched runs come from, means for every r."""
+    if not found.channels:
+        return None
     figure, axis = plt.subplots(figsize=(WIDTH, 2.5))
     means = mean_channels(found)
     width = 0.8 / len(CHANNELS)
@@ -81,20 +74,4 @@ def _channels(found: Comparison) -> Figure:
     return figure
 
 
-_FIGURES: Figures[Comparison] = {
-    "delta_phi": (
-        "The three estimates of delta phi with their widened 95% intervals.",
-        lambda a: True,
-        _delta_phi,
-    ),
-    "losses": (
-        "Loss against unique parameters for every shared budget; the study is dashed, with open markers.",
-        lambda a: True,
-        _losses,
-    ),
-    "channels": (
-        "Where the differences of matched runs come from, means for every r.",
-        lambda a: len(a.channels) > 0,
-        _channels,
-    ),
-}
+_FIGURES: Figures[Comparison] = (_delta_phi, _losses, _channels)

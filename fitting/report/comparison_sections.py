@@ -79,5 +79,4 @@ def _channels(found: Comparison) -> Section:
 
 def _data(found: Comparison) -> Section:
     budgets = ", ".join(f"{c:.3g}" for c in found.budgets)
-    gone = excluded_table(found.excluded, "left out") if found.excluded else "No run was left out."
-    return Section("Data", [f"Shared budgets: {budgets}.", gone])
+    return Section("Data", [f"Shared budgets: {budgets}.", excluded_table(found.excluded, "left out")])

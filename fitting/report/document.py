@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from fitting.estimation.results import Interval, recommended
+from fitting.estimation.results import FitSummary, recommended
 
 Row = Sequence[str]
 
@@ -25,32 +25,28 @@ class Section:
     """A title, then paragraphs and tables in order."""
 
     title: str
-    parts: list[str | Table] = field(default_factory=list)
+    parts: list[str | Table]
 
     def text(self) -> str:
         """For a terminal."""
-        parts = [part if isinstance(part, str) else table(part.header, part.rows) for part in self.parts]
-        return "\n".join([self.title, "-" * len(self.title), *parts])
+        return "\n".join([self.title, "-" * len(self.title), *self._shown(str, table)])
 
     def markdown(self) -> str:
         """For report.md."""
-        parts = [
-            part if isinstance(part, str) else markdown_table(part.header, part.rows) for part in self.parts
-        ]
-        return "\n\n".join([f"## {self.title}", *parts])
+        return "\n\n".join([f"## {self.title}", *self._shown(str, markdown_table)])
 
     def html(self) -> str:
         """For report.html."""
-        parts = [
-            f"<p>{html.escape(part)}</p>" if isinstance(part, str) else html_table(part.header, part.rows)
-            for part in self.parts
-        ]
+        parts = self._shown(lambda text: f"<p>{html.escape(text)}</p>", html_table)
         return "\n".join([f"<h2>{html.escape(self.title)}</h2>", *parts])
 
+    def _shown(self, text: Callable[[str], str], table: Callable[[Row, Sequence[Row]], str]) -> list[str]:
+        return [text(part) if isinstance(part, str) else table(part.header, part.rows) for part in self.parts]
 
-def interval_text(intervals: Sequence[Interval]) -> str:
-    """The recommended one of a parameter's intervals as text; never a bare number."""
-    best = recommended(intervals)
+
+def interval_text(fit: FitSummary, name: str) -> str:
+    """The recommended interval of a parameter as text; never a bare number."""
+    best = recommended(fit.intervals.get(name, ()))
     return f"[{significant(best.low)}, {significant(best.high)}]" if best else "not estimated"
 
 
@@ -66,7 +62,7 @@ def significant(value: float | None, digits: int = 4) -> str:
     return f"{value:.{decimals}f}"
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(header: Row, rows: Sequence[Row]) -> str:
     """Columns aligned for a terminal: text left, numbers right."""
     cells = [list(map(str, header)), *[list(map(str, row)) for row in rows]]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
@@ -76,19 +72,18 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         padded = (c.rjust(w) if n else c.ljust(w) for c, w, n in zip(row, widths, numeric, strict=True))
         return ("  " + "  ".join(padded)).rstrip()
 
-    head = line(cells[0])
-    body = [line(row) for row in cells[1:]]
-    return "\n".join([*([head] if head.strip() else []), *body])
+    head, *body = map(line, cells)
+    return "\n".join([head, *body] if head.strip() else body)
 
 
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(header: Row, rows: Sequence[Row]) -> str:
     """The same as a Markdown table."""
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     lines += ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
     return "\n".join(lines)
 
 
-def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def html_table(header: Row, rows: Sequence[Row]) -> str:
     """The same as an HTML table that scrolls where it is too wide."""
     lines = [("th", header), *(("td", row) for row in rows)]
     cells = ("".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) for tag, row in lines)

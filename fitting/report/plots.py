@@ -6,7 +6,7 @@ Colours are Okabe and Ito's, safe for colour-blind readers; every r also has its
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import matplotlib
@@ -17,7 +17,7 @@ import numpy as np  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator  # noqa: E402
 
-from fitting.studies.allocation import AllocationOfR, AllocationRefused  # noqa: E402
+from fitting.studies.allocation import AllocationOfR, Optimum  # noqa: E402
 from fitting.studies.analysis import Analysis  # noqa: E402
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
@@ -30,8 +30,8 @@ _STYLE = {
 WIDTH = 6.6
 
 Result = TypeVar("Result")
-Figures = Mapping[str, tuple[str, Callable[[Result], bool], Callable[[Result], Figure]]]
-"""Name -> (caption, whether the result has content for it, how it is drawn)."""
+Figures = Sequence[Callable[[Result], Figure | None]]
+"""Functions `_NAME` that draw NAME.png, None where there is nothing to draw; the docstring is the caption."""
 
 
 def figures(analysis: Analysis) -> dict[str, tuple[str, bytes]]:
@@ -43,14 +43,15 @@ def drawn(result: Result, wanted: Figures[Result]) -> dict[str, tuple[str, bytes
     """Those of the `wanted` figures that a result has content for: file name -> (caption, PNG)."""
     out = {}
     with plt.rc_context(_STYLE):  # type: ignore[arg-type]
-        for name, (caption, needs, draw) in wanted.items():
-            if not needs(result):
-                continue
+        for draw in wanted:
             figure = draw(result)
+            if figure is None:
+                continue
             buffer = io.BytesIO()
             # A fixed metadata makes the same analysis give the same bytes.
             figure.savefig(buffer, format="png", metadata={"Software": None})
             plt.close(figure)
+            name, caption = draw.__name__.removeprefix("_"), draw.__doc__ or ""
             out[f"{name}.png"] = (caption, buffer.getvalue())
     return out
 
@@ -58,14 +59,6 @@ def drawn(result: Result, wanted: Figures[Result]) -> dict[str, tuple[str, bytes
 def look(index: int) -> dict[str, Any]:
     """Colour and marker of the r that comes `index`-th."""
     return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
-
-
-def _look(analysis: Analysis, r: float) -> dict[str, Any]:
-    return look(analysis.data.recurrences.index(r))
-
-
-def _colour(analysis: Analysis, r: float) -> dict[str, Any]:
-    return {"color": _look(analysis, r)["color"]}
 
 
 def log_ticks(axis: Any) -> None:
@@ -82,14 +75,52 @@ def _short(value: float) -> str:
     return f"{value:.0e}".replace("+", "")
 
 
+def panels(budgets: Sequence[float], height: float) -> tuple[Figure, np.ndarray]:
+    """A figure of losses over size with a panel of this height (inches) for each budget; its axes (rows, columns)."""
+    columns = min(3, len(budgets))
+    rows = -(-len(budgets) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(WIDTH, height * rows), squeeze=False)
+    for axis, budget in zip(axes.flat, budgets, strict=False):
+        axis.set(xscale="log", title=f"C = {budget:.3g} FLOPs")
+        log_ticks(axis.xaxis)
+    for axis in axes.flat[len(budgets) :]:
+        axis.set_visible(False)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("loss (nats/token)")
+    return figure, axes
+
+
+def _legend_below(figure: Figure, axis: Any, title: str) -> None:
+    handles, labels = axis.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), title=title)
+
+
+def _colour(analysis: Analysis, r: float) -> Any:
+    return look(analysis.data.recurrences.index(r))["color"]
+
+
+def _dots(axis: Any, analysis: Analysis, r: float, x: Any, y: Any) -> None:
+    """Points in the look of their r."""
+    axis.plot(x, y, linestyle="", label=f"r = {r:g}", **look(analysis.data.recurrences.index(r)))
+
+
 def _points(analysis: Analysis, r: float) -> dict[str, np.ndarray]:
     chosen = [vars(p) for p in analysis.data.points if p.r == r]
     return {key: np.array([p[key] for p in chosen]) for key in chosen[0] if key != "source"}
 
 
-def _ratios(analysis: Analysis) -> Figure:
-    figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 2.6))
+def _minima(analysis: Analysis, r: float) -> list[Optimum]:
+    """Those of the parabolas that have one."""
+    optima = (p.optimum for p in analysis.allocation.parabolas if p.r == r)
+    return [optimum for optimum in optima if optimum.loss is not None]
+
+
+def _ratios(analysis: Analysis) -> Figure | None:
+    """Unique parameters and effective size (N_once + m·N_rec) relative to r = 1 at one width; forward FLOPs."""
     rows = analysis.fit.effective_ratios
+    if len(rows) < 2:
+        return None
+    figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 2.6))
     r = [row.r for row in rows]
     left.plot(r, [row.unique for row in rows], "o-", color=COLOURS[0], label="unique")
     left.plot(r, [row.effective for row in rows], "s--", color=COLOURS[1], label="effective")
@@ -105,21 +136,18 @@ def _ratios(analysis: Analysis) -> Figure:
     return figure
 
 
-def _frontier(analysis: Analysis) -> Figure:
+def _frontier(analysis: Analysis) -> Figure | None:
+    """Compute-optimal loss against training FLOPs: parabola minima, the fitted law, and the law with phi = 1."""
+    if analysis.restricted is None or not analysis.curves.per_r:
+        return None
     figure, axes = plt.subplots(1, 2, figsize=(WIDTH, 2.9), sharey=True)
     budgets = analysis.curves.budgets
     for axis, key, title in zip(axes, ("law", "phi = 1"), ("fitted law", "fit with phi = 1"), strict=True):
         for row in analysis.curves.per_r:
-            if key not in row.frontier:
-                continue
-            axis.plot(budgets, row.frontier[key], **_colour(analysis, row.r))
+            axis.plot(budgets, row.frontier[key], color=_colour(analysis, row.r))
         for r in analysis.data.recurrences:
-            minima = [p.optimum for p in analysis.allocation.parabolas if p.r == r]
-            minima = [o for o in minima if o.loss is not None]
-            axis.plot(
-                [o.flops for o in minima], [o.loss for o in minima], linestyle="", label=f"r = {r:g}",
-                **_look(analysis, r),
-            )  # fmt: skip
+            minima = _minima(analysis, r)
+            _dots(axis, analysis, r, [o.flops for o in minima], [o.loss for o in minima])
         axis.set(xscale="log", xlabel="training FLOPs C", title=title)
         log_ticks(axis.xaxis)
     axes[0].set_ylabel("compute-optimal loss (nats/token)")
@@ -128,66 +156,54 @@ def _frontier(analysis: Analysis) -> Figure:
 
 
 def _isoflops(analysis: Analysis) -> Figure:
+    """Loss against unique parameters for every budget, with parabolas and their minima."""
     budgets = analysis.data.budgets
-    columns = min(3, len(budgets))
-    rows = -(-len(budgets) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(WIDTH, 2.2 * rows), squeeze=False)
+    figure, axes = panels(budgets, 2.2)
     for axis, budget in zip(axes.flat, budgets, strict=False):
         for r in analysis.data.recurrences:
             cell = _points(analysis, r)
             inside = cell["budget"] == budget
             n, loss = cell["n"][inside], cell["loss"][inside]
-            axis.plot(n, loss, linestyle="", label=f"r = {r:g}", **_look(analysis, r))
+            _dots(axis, analysis, r, n, loss)
             for p in analysis.allocation.parabolas:
                 if (p.r, p.budget) != (r, budget) or p.coefficients is None:
                     continue
                 u = np.linspace(np.log(n.min()), np.log(n.max()), 60)
                 a, b, c = p.coefficients
-                axis.plot(np.exp(u), a + b * u + c * u * u, **_colour(analysis, r))
+                colour = _colour(analysis, r)
+                axis.plot(np.exp(u), a + b * u + c * u * u, color=colour)
                 if p.optimum.loss is not None:
-                    axis.plot(
-                        p.optimum.n, p.optimum.loss, marker="*", markersize=8,
-                        markeredgecolor="black", markeredgewidth=0.6, linestyle="", **_colour(analysis, r),
-                    )  # fmt: skip
-        axis.set(xscale="log", title=f"C = {budget:.3g} FLOPs")
-        log_ticks(axis.xaxis)
-    for axis in axes.flat[len(budgets) :]:
-        axis.set_visible(False)
+                    star = {"marker": "*", "markersize": 8, "linestyle": "", "color": colour}
+                    edge = {"markeredgecolor": "black", "markeredgewidth": 0.6}
+                    axis.plot(p.optimum.n, p.optimum.loss, **star, **edge)
     for axis in axes[-1]:
         axis.set_xlabel("unique parameters N")
-    for axis in axes[:, 0]:
-        axis.set_ylabel("loss (nats/token)")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=len(labels), title="stars: parabola minima"
-    )
+    _legend_below(figure, axes[0, 0], "stars: parabola minima")
     return figure
 
 
-def _allocation(analysis: Analysis) -> Figure:
+def _allocation(analysis: Analysis) -> Figure | None:
+    """Compute-optimal size and tokens against training FLOPs."""
+    rows = [row for row in analysis.allocation.per_r if isinstance(row, AllocationOfR)]
+    if not rows:
+        return None
     figure, axes = plt.subplots(1, 2, figsize=(WIDTH, 2.9))
     names = (("n", "N* (unique parameters)"), ("tokens", "D* (tokens)"))
     for axis, (key, label) in zip(axes, names, strict=True):
-        for row in analysis.allocation.per_r:
-            if isinstance(row, AllocationRefused):
-                continue
-            r, look = row.r, _look(analysis, row.r)
-            law = row.from_joint_law.optima
-            axis.plot([o.flops for o in law], [getattr(o, key) for o in law], color=look["color"])
-            minima = [p.optimum for p in analysis.allocation.parabolas if p.r == r]
-            known = [o for o in minima if getattr(o, key) is not None]
-            x, y = [o.flops for o in known], [getattr(o, key) for o in known]
-            axis.plot(x, y, linestyle="", label=f"r = {r:g}", **look)
+        for row in rows:
+            law, minima = row.from_joint_law.optima, _minima(analysis, row.r)
+            colour = _colour(analysis, row.r)
+            axis.plot([o.flops for o in law], [getattr(o, key) for o in law], color=colour)
+            _dots(axis, analysis, row.r, [o.flops for o in minima], [getattr(o, key) for o in minima])
         axis.set(xscale="log", yscale="log", xlabel="training FLOPs C", ylabel=label)
         log_ticks(axis.xaxis)
         log_ticks(axis.yaxis)
-    handles, labels = axes[0].get_legend_handles_labels()
-    title = "lines: joint law, exact F(N); points: parabola minima"
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), title=title)
+    _legend_below(figure, axes[0], "lines: joint law, exact F(N); points: parabola minima")
     return figure
 
 
 def _predicted(analysis: Analysis) -> Figure:
+    """Observed against predicted loss for every r."""
     recurrences = analysis.data.recurrences
     figure, axes = plt.subplots(
         1, len(recurrences), figsize=(WIDTH, 2.3), sharex=True, sharey=True, squeeze=False
@@ -197,7 +213,7 @@ def _predicted(analysis: Analysis) -> Figure:
         both = np.concatenate([p["loss"], p["predicted"]])
         span = [both.min(), both.max()]
         axis.plot(span, span, color="0.5", linewidth=0.8)
-        axis.plot(p["predicted"], p["loss"], linestyle="", **_look(analysis, r))
+        _dots(axis, analysis, r, p["predicted"], p["loss"])
         rmse = np.sqrt((p["residual"] ** 2).mean())
         axis.set(title=f"r = {r:g}: RMSE {rmse:.4f}", xlabel="predicted loss")
     axes[0, 0].set_ylabel("observed loss (nats/token)")
@@ -205,12 +221,13 @@ def _predicted(analysis: Analysis) -> Figure:
 
 
 def _residuals(analysis: Analysis) -> Figure:
+    """Residuals against size and tokens."""
     figure, axes = plt.subplots(1, 2, figsize=(WIDTH, 2.7), sharey=True)
     for axis, key, label in zip(axes, ("n", "tokens"), ("unique parameters N", "tokens D"), strict=True):
         axis.axhline(0, color="0.5", linewidth=0.8)
         for r in analysis.data.recurrences:
             p = _points(analysis, r)
-            axis.plot(p[key], p["residual"], linestyle="", label=f"r = {r:g}", **_look(analysis, r))
+            _dots(axis, analysis, r, p[key], p["residual"])
         axis.set(xscale="log", xlabel=label)
         log_ticks(axis.xaxis)
     axes[0].set_ylabel("observed - predicted (nats)")
@@ -218,11 +235,12 @@ def _residuals(analysis: Analysis) -> Figure:
     return figure
 
 
-def _profile(analysis: Analysis) -> Figure:
-    name = analysis.parameter_of_interest
+def _profile(analysis: Analysis) -> Figure | None:
+    """Profile likelihood of the parameter of interest, and all intervals."""
+    name, curve = analysis.parameter_of_interest, analysis.profile
+    if curve is None:
+        return None
     figure, axis = plt.subplots(figsize=(WIDTH, 3.0))
-    curve = analysis.profile
-    assert curve is not None
     values, statistic = np.array(curve.values), np.array(curve.statistic)
     intervals = analysis.fit.intervals.get(name, ())
     top = 3.84 * 2.6
@@ -251,36 +269,4 @@ def _profile(analysis: Analysis) -> Figure:
     return figure
 
 
-def _always(analysis: Analysis) -> bool:
-    return True
-
-
-_FIGURES: Figures[Analysis] = {
-    "ratios": (
-        "Unique parameters and effective size (N_once + m·N_rec) relative to r = 1 at one width; forward FLOPs.",
-        lambda a: len(a.fit.effective_ratios) > 1,
-        _ratios,
-    ),
-    "frontier": (
-        "Compute-optimal loss against training FLOPs: parabola minima, the fitted law, and the law with phi = 1.",
-        lambda a: a.restricted is not None and len(a.curves.per_r) > 0,
-        _frontier,
-    ),
-    "isoflops": (
-        "Loss against unique parameters for every budget, with parabolas and their minima.",
-        _always,
-        _isoflops,
-    ),
-    "allocation": (
-        "Compute-optimal size and tokens against training FLOPs.",
-        lambda a: any(isinstance(row, AllocationOfR) for row in a.allocation.per_r),
-        _allocation,
-    ),
-    "predicted": ("Observed against predicted loss for every r.", _always, _predicted),
-    "residuals": ("Residuals against size and tokens.", _always, _residuals),
-    "profile": (
-        "Profile likelihood of the parameter of interest, and all intervals.",
-        lambda a: a.profile is not None,
-        _profile,
-    ),
-}
+_FIGURES: Figures[Analysis] = (_ratios, _frontier, _isoflops, _allocation, _predicted, _residuals, _profile)

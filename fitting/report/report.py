@@ -7,12 +7,10 @@ import html
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fitting.data.plain import read
 from fitting.errors import FitError
 from fitting.estimation.results import FitResult
 from fitting.records import write_bytes_atomically, write_text_atomically
@@ -37,79 +35,53 @@ _SECTIONS: dict[type, Callable[[Any], list[Section]]] = {
 }
 
 
-@dataclass(frozen=True)
-class Form:
-    """How one kind of result is written down."""
-
-    type: type[Reported]
-    numbers: str
-    """Name of the file with all numbers."""
-    title: str
-    plots: str
-    """Module with its figures; it is loaded when they are drawn."""
+KINDS: dict[str, type[Reported]] = {"fit": Analysis, "comparison": Comparison}
+"""By the `kind` that a report's JSON names; KIND.json holds the numbers."""
 
 
-FORMS = {
-    "fit": Form(Analysis, "fit.json", "Scaling-law report", "fitting.report.plots"),
-    "comparison": Form(Comparison, "comparison.json", "Case-study report", "fitting.report.comparison_plots"),
-}
-"""By the `kind` that a report's JSON names."""
+def sections_of(result: Reported | FitResult | Plan | Forecast) -> list[Section]:
+    """What a result says."""
+    return _SECTIONS[type(result)](result)
 
 
 def text(result: Reported | FitResult | Plan | Forecast) -> str:
     """What a result says, as text for a terminal."""
-    return "\n\n".join(section.text() for section in _SECTIONS[type(result)](result))
-
-
-def read_reported(numbers: dict[str, Any], path: Path) -> Reported:
-    """The result whose `numbers` the JSON file at `path` holds. Raises `FitError` for anything else."""
-    kind = numbers.get("kind")
-    if kind not in FORMS:
-        raise FitError(f"{path} is of the kind {kind!r}, not one of: {', '.join(FORMS)}. Make it again")
-    try:
-        found: Reported = read(FORMS[kind].type, numbers)
-    except FitError as error:
-        raise FitError(
-            f"{path} does not say what it was made of as a report does ({error}). Make it again with --report"
-        ) from None
-    return found
+    return "\n\n".join(section.text() for section in sections_of(result))
 
 
 def check_folder(folder: Path, overwrite: bool, kind: str = "fit") -> None:
     """Refuse, before the work, a folder whose report would be replaced. Raises `FitError`."""
-    if folder.exists() and not folder.is_dir():
+    if folder.is_file():
         raise FitError(f"--report {folder} is a file. Name a folder")
     there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
-        raise FitError(
-            f"--report {folder} cannot be written: {there} is not a folder open to you. Name another"
-        )
-    others = [form.numbers for name, form in FORMS.items() if name != kind]
-    others = [name for name in others if (folder / name).exists()]
-    if others:
-        raise FitError(f"{folder} holds a report of another kind ({', '.join(others)}). Name another folder")
-    taken = [name for name in (FORMS[kind].numbers, "report.md", "report.html") if (folder / name).exists()]
+        reason = f"{there} is not a folder open to you"
+        raise FitError(f"--report {folder} cannot be written: {reason}. Name another")
+    for other in KINDS:
+        if other != kind and (folder / f"{other}.json").exists():
+            raise FitError(f"{folder} holds a report of another kind ({other}.json). Name another folder")
+    taken = [name for name in (f"{kind}.json", "report.md", "report.html") if (folder / name).exists()]
     if taken and not overwrite:
-        raise FitError(
-            f"{folder} holds a report already ({', '.join(taken)}). Name another folder or add --overwrite"
-        )
+        there_already = f"holds a report already ({', '.join(taken)})"
+        raise FitError(f"{folder} {there_already}. Name another folder or add --overwrite")
 
 
 def write_report(
     result: Reported, folder: Path, progress: Callable[[str], None] = lambda _: None
 ) -> list[Path]:
     """Write everything into `folder` (made if missing), each file atomically. Returns the paths."""
-    form = _form_of(result)
     progress("drawing figures")
-    drawn = import_module(form.plots).figures(result)
+    # matplotlib is loaded here only.
+    plots = "plots" if isinstance(result, Analysis) else "comparison_plots"
+    drawn = import_module(f"fitting.report.{plots}").figures(result)
     numbers = result.to_dict()
-    written = [
-        write_text_atomically(folder / form.numbers, json.dumps(numbers, indent=2, allow_nan=False) + "\n")
-    ]
+    source = f"{numbers['kind']}.json"
+    as_json = json.dumps(numbers, indent=2, allow_nan=False) + "\n"
+    written = [write_text_atomically(folder / source, as_json)]
     written += [write_bytes_atomically(folder / name, png) for name, (_, png) in drawn.items()]
     shown = [f"![{caption}]({name})\n\n{caption}" for name, (caption, _) in drawn.items()]
-    source = f"Every number here comes from `{form.numbers}` in this folder."
-    markdown = "\n\n".join([before_figures(result), FIGURES, *shown, source]) + "\n"
+    note = f"Every number here comes from `{source}` in this folder."
+    markdown = "\n\n".join([before_figures(result), FIGURES, *shown, note]) + "\n"
     written.append(write_text_atomically(folder / "report.md", markdown))
     if isinstance(result, Analysis):
         written.append(write_text_atomically(folder / "report.html", _page(result, numbers, drawn)))
@@ -118,19 +90,16 @@ def write_report(
 
 def before_figures(result: Reported) -> str:
     """What report.md holds before its figures."""
-    content = _SECTIONS[type(result)](result)
-    return "\n\n".join([f"# {_form_of(result).title}", *(section.markdown() for section in content)])
+    title = "# Scaling-law report" if isinstance(result, Analysis) else "# Case-study report"
+    return "\n\n".join([title, *(section.markdown() for section in sections_of(result))])
 
 
 def parts_of_page(analysis: Analysis, numbers: dict[str, Any]) -> list[str]:
-    """What report.html holds beside figures and template: the sections, and the `numbers` of the JSON that the slider
-    reads.
-    """
-    return [*(section.html() for section in sections(analysis)), _slider_data(numbers)]
-
-
-def _form_of(result: Reported) -> Form:
-    return next(form for form in FORMS.values() if form.type is type(result))
+    """What report.html holds beside figures and template: the sections, and the `numbers` that the slider reads."""
+    keys = ("data", "curves", "phi_path", "allocation", "profile", "fit")
+    # "<" must not end the script element early.
+    slider = json.dumps({key: numbers[key] for key in keys if key in numbers}).replace("<", "\\u003c")
+    return [*(section.html() for section in sections(analysis)), slider]
 
 
 def _page(analysis: Analysis, numbers: dict[str, Any], drawn: dict[str, tuple[str, bytes]]) -> str:
@@ -146,9 +115,3 @@ def _page(analysis: Analysis, numbers: dict[str, Any], drawn: dict[str, tuple[st
     for key, value in values.items():
         page = page.replace(f"@@{key}@@", value)
     return page
-
-
-def _slider_data(numbers: dict[str, Any]) -> str:
-    keys = ("data", "curves", "phi_path", "allocation", "profile", "fit")
-    # "<" must not end the script element early.
-    return json.dumps({key: numbers[key] for key in keys if key in numbers}).replace("<", "\\u003c")

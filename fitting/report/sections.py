@@ -8,16 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fitting.data.runs import Exclusion
-from fitting.estimation.diagnostics import Attempt, RivalFit, RivalRefused
+from fitting.estimation.diagnostics import Attempt, RivalFit, RivalRefused, Scatter
 from fitting.estimation.results import FitResult, FitSummary, Refused
 from fitting.report.document import Row, Section, Table, interval_text, significant
-from fitting.studies.allocation import Allocation, AllocationRefused, Exponents, Minimum
-from fitting.studies.analysis import (
-    Analysis,
-    Data,
-    Residuals,
-    ScatterRefused,
-)
+from fitting.studies.allocation import Allocation, AllocationRefused, Exponents, Gap, Minimum
+from fitting.studies.analysis import Analysis, Data, Residuals
 from fitting.studies.paper import Distance, PaperRefit
 
 _OF_CHINCHILLA = ("A", "alpha", "B", "beta", "E")
@@ -45,9 +40,19 @@ def fit_sections(result: FitResult) -> list[Section]:
     return [Section("Fit", [*_of_fit(fit), *_correlations(fit)])]
 
 
-def excluded_table(excluded: Sequence[Exclusion], header: str) -> Table:
-    """Every run that was left out, with its rule."""
+def excluded_table(excluded: Sequence[Exclusion], header: str) -> str | Table:
+    """Every run that was left out, with its rule, or that there is none."""
+    if not excluded:
+        return f"No run was {header.removesuffix(' run')}."
     return Table([header, "rule"], [[gone.source, gone.rule] for gone in excluded])
+
+
+def gaps_table(gaps: Sequence[Gap], form: str) -> Table:
+    """Frontier gaps: a line for each r, a column for each budget."""
+    budgets = sorted({g.flops for g in gaps})
+    by = {(g.r, g.flops): f"{g.gap:{form}}" for g in gaps}
+    rows = [[f"{r:g}", *(by.get((r, c), "-") for c in budgets)] for r in sorted({g.r for g in gaps})]
+    return Table(["r", *(f"{c:.3g}" for c in budgets)], rows)
 
 
 def left_out_sections(excluded: Sequence[Exclusion]) -> list[Section]:
@@ -68,15 +73,10 @@ def with_them_text(with_them: Attempt, name: str) -> str:
 
 
 def _of_fit(fit: FitSummary) -> list[str | Table]:
-    rows = [
-        [
-            name,
-            significant(value, 5),
-            interval_text(fit.intervals.get(name, ())),
-            "at bound" * (name in fit.at_bound),
-        ]
-        for name, value in fit.parameters.items()
-    ]
+    rows = []
+    for name, value in fit.parameters.items():
+        flag = "at bound" if name in fit.at_bound else ""
+        rows.append([name, significant(value, 5), interval_text(fit, name), flag])
     return [
         f"Law: {fit.law}. Split: {fit.split}. Status: {fit.status} ({fit.message}).",
         Table(["parameter", "value", "95% interval", "flag"], rows),
@@ -91,10 +91,10 @@ def _correlations(fit: FitSummary) -> list[str | Table]:
     if not others:
         return []
     columns = [first, *others[:-1]]
-    rows = [
-        [a, *(f"{fit.correlations[a][b] or 0:+.2f}" if j <= i else "" for j, b in enumerate(columns))]
-        for i, a in enumerate(others)
-    ]
+    rows = []
+    for i, a in enumerate(others):
+        known = [f"{fit.correlations[a][b] or 0:+.2f}" for b in columns[: i + 1]]
+        rows.append([a, *known, *[""] * (len(columns) - len(known))])
     return ["Correlations (Gauss-Newton):", Table(["", *columns], rows)]
 
 
@@ -122,17 +122,12 @@ def _intervals(analysis: Analysis) -> Section:
     if not found:
         reason = analysis.intervals_refused or "no bootstrap was asked for"
         return Section(f"Uncertainty of {name}", [f"Not estimated: {reason}."])
-    rows = [
-        [
-            i.method + (" (recommended)" if i.recommended else ""),
-            f"[{i.low:.4f}, {i.high:.4f}]",
-            "-" if i.resamples is None else str(i.resamples),
-            "-" if i.seed is None else str(i.seed),
-            "-" if i.at_or_below_zero is None else f"{i.at_or_below_zero} / {i.at_or_above_one}",
-            i.assumes,
-        ]
-        for i in found
-    ]
+    rows = []
+    for i in found:
+        method = i.method + (" (recommended)" if i.recommended else "")
+        counts = "-" if i.at_or_below_zero is None else f"{i.at_or_below_zero} / {i.at_or_above_one}"
+        drawn = ["-" if value is None else str(value) for value in (i.resamples, i.seed)]
+        rows.append([method, f"[{i.low:.4f}, {i.high:.4f}]", *drawn, counts, i.assumes])
     header = ["interval (95%)", name, "resamples", "seed", f"{name} <= 0 / >= 1", "assumes"]
     trust = (
         "Trust the widened block bootstrap: runs of one (budget, architecture) cell share errors, which the "
@@ -165,10 +160,8 @@ def _splits(splits: Sequence[FitSummary | Refused], recurrences: Sequence[float]
             rows.append([s.split, "-", "", "", s.status, s.message])
             continue
         effective = " ".join(f"{e.effective:.3f}" for e in s.effective_ratios)
-        phi = f"{s.parameters['phi']:.4f}"
-        rows.append(
-            [s.split, phi, interval_text(s.intervals.get("phi", ())), effective, s.status, s.description]
-        )
+        phi = [f"{s.parameters['phi']:.4f}", interval_text(s, "phi")]
+        rows.append([s.split, *phi, effective, s.status, s.description])
     note = (
         "phi depends on where the injection is counted; the effective size does not, so quote it beside phi."
     )
@@ -190,10 +183,10 @@ def _parameters(label: str, fits: Sequence[tuple[str, FitSummary | Refused]]) ->
 
 def _stability(analysis: Analysis) -> Section:
     name = analysis.parameter_of_interest
-    halves = [
-        [h.half, str(h.runs), f"{h.parameters[name]:.4f}" if h.parameters else "-", h.status]
-        for h in analysis.halves
-    ]
+    halves = []
+    for h in analysis.halves:
+        value = f"{h.parameters[name]:.4f}" if h.parameters else "-"
+        halves.append([h.half, str(h.runs), value, h.status])
     parts: list[str | Table] = [Table(["budgets", "runs", name, "status"], halves)]
     spans: dict[str, float] = {}
     rows: list[Row] = []
@@ -225,8 +218,8 @@ def _residuals(residuals: Residuals) -> Section:
         ]
         parts.append(Table([label, "runs", "mean", "largest", "RMSE"], rows))
     s, what = residuals.scatter, "Residuals are observed - predicted, in nats."
-    if isinstance(s, ScatterRefused):
-        refused = f"Scatter of runs and cells: not estimated: {s.refused}."
+    if not isinstance(s, Scatter):
+        refused = f"Scatter of runs and cells: not estimated: {s['refused']}."
         return Section("Residuals", [*parts, f"{what} {refused}"])
     sentence = (
         f"{what} In log-loss, runs scatter by {s.run:.4f} within their cell and the cells themselves by "
@@ -294,22 +287,18 @@ def _allocation(found: Allocation, joint_status: str) -> Section:
         "parabolas N*", "D*", "note",
     ]  # fmt: skip
     parts: list[str | Table] = ["Exponents of N*(C) and D*(C):", Table(header, rows)]
-    optima = [p.optimum for p in found.parabolas]
-    minima = [
-        [f"{o.r:g}", f"{o.flops:.3g}", significant(o.n, 4), significant(o.tokens, 4), f"{o.loss:.4f}"]
-        for o in optima
-        if not o.refusal
-    ]
-    parts += ["Minima of the iso-FLOPs parabolas:", Table(["r", "budget", "N*", "D*", "L*"], minima)]
-    refused = "; ".join(f"r={o.r:g} at {o.flops:.3g}: {o.refusal}" for o in optima if o.refusal)
-    parts += [f"Refused: {refused}."] if refused else []
+    rows, refused = [], []
+    for o in (p.optimum for p in found.parabolas):
+        if o.refusal:
+            refused.append(f"r={o.r:g} at {o.flops:.3g}: {o.refusal}")
+            continue
+        sizes = significant(o.n), significant(o.tokens)
+        rows.append([f"{o.r:g}", f"{o.flops:.3g}", *sizes, f"{o.loss:.4f}"])
+    parts += ["Minima of the iso-FLOPs parabolas:", Table(["r", "budget", "N*", "D*", "L*"], rows)]
+    parts += [f"Refused: {'; '.join(refused)}."] if refused else []
     gaps = found.frontier_gaps["parabolas"]
     if gaps:
-        budgets = sorted({g.flops for g in gaps})
-        by = {(g.r, g.flops): f"{g.gap:+.4f}" for g in gaps}
-        lines = [[f"{r:g}", *(by.get((r, c), "-") for c in budgets)] for r in sorted({g.r for g in gaps})]
-        header = ["r", *[f"{c:.3g}" for c in budgets]]
-        parts += ["Frontier gap L*_r(C) - L*_1(C), nats, from parabolas:", Table(header, lines)]
+        parts += ["Frontier gap L*_r(C) - L*_1(C), nats, from parabolas:", gaps_table(gaps, "+.4f")]
     return Section("Compute-optimal allocation", parts)
 
 
@@ -321,5 +310,4 @@ def _data(data: Data) -> Section:
         f"{data.budgets[-1]:.3g} training FLOPs (convention {data.flops_convention}), {data.cells} cells, D/N from "
         f"{low:.3g} to {high:.3g}. Architectures: {'; '.join(data.architectures)}."
     )
-    gone = excluded_table(data.excluded, "excluded run") if data.excluded else "No run was excluded."
-    return Section("Data", [sentence, gone])
+    return Section("Data", [sentence, excluded_table(data.excluded, "excluded run")])

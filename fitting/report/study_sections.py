@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fitting.report.document import Row, Section, Table, interval_text, significant
+from fitting.report.sections import gaps_table
 from fitting.studies.allocation import AllocationOfR
 from fitting.studies.paper import Replication
 from fitting.studies.planner import Plan
@@ -33,10 +34,8 @@ def plan_sections(plan: Plan) -> list[Section]:
             for c in plan.candidates
         ]  # fmt: skip
         header = ["r", "d_model", "budget", "D/N", "half-width with it", "shrinks by", "per FLOP"]
-        parts += [
-            "Best single added runs, by shrinkage per FLOP (within the sampled D/N):",
-            Table(header, rows),
-        ]
+        best = "Best single added runs, by shrinkage per FLOP (within the sampled D/N):"
+        parts += [best, Table(header, rows)]
     return [Section("Plan", parts)]
 
 
@@ -67,9 +66,8 @@ def equivalent_section(n_at_r1: float, split: str, rows: Sequence[Equivalent]) -
     width = f"{rows[0].d_model:.0f}"
     cells = [[f"{e.r:g}", significant(e.unique, 4), significant(e.effective, 4), e.note] for e in rows]
     head = f"As wide as an r=1 model of {n_at_r1:.4g} parameters (d_model {width}):"
-    return Section(
-        "Equivalent sizes", [head, Table(["r", "unique", f"effective, split {split}", "note"], cells)]
-    )
+    table = Table(["r", "unique", f"effective, split {split}", "note"], cells)
+    return Section("Equivalent sizes", [head, table])
 
 
 def replication_sections(found: Replication, published: dict[str, Any]) -> list[Section]:
@@ -90,8 +88,7 @@ def replication_sections(found: Replication, published: dict[str, Any]) -> list[
         values = {**fit.parameters, "r_squared": fit.r_squared}
         keys = ("phi", "alpha", "beta", "E", "r_squared")
         shown = [f"{values[k]:.4f}" if k in values else "-" for k in keys]
-        interval = interval_text(fit.intervals.get("phi", ()))
-        rows.append([fit.split, row.runs, *shown, interval, fit.status, told])
+        rows.append([fit.split, row.runs, *shown, interval_text(fit, "phi"), fit.status, told])
         if row.runs == "all runs":
             effective = (f"r={e.r:g} {e.effective:.3f}" for e in row.effective_ratios)
             ratios.append(f"{fit.split}: {', '.join(effective)}")
@@ -110,14 +107,6 @@ def replication_sections(found: Replication, published: dict[str, Any]) -> list[
             rows.append([f"{e.r:g}", *shown])
     header = ["r", "closed form N*", "D*", "exact F: N*", "D*", "parabolas: N*", "D*"]
     exponents = Section("Exponents of N*(C), D*(C)", [Table(header, rows)])
-    gaps = found.allocation.frontier_gaps["parabolas"]
-    budgets = sorted({g.flops for g in gaps})
-    by = {(g.r, g.flops): f"{g.gap:.3f}" for g in gaps}
-    rows = [[f"{r:g}", *(by[r, c] for c in budgets)] for r in sorted({g.r for g in gaps})]
-    frontier = Table(["r", *(f"{c:.3g}" for c in budgets)], rows)
-    return [
-        chinchilla,
-        Section("Joint law", joint),
-        exponents,
-        Section("Frontier gap to r=1, nats", [frontier]),
-    ]
+    gaps = gaps_table(found.allocation.frontier_gaps["parabolas"], ".3f")
+    frontier = Section("Frontier gap to r=1, nats", [gaps])
+    return [chinchilla, Section("Joint law", joint), exponents, frontier]

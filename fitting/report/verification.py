@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fitting.data.plain import read
 from fitting.errors import FitError
-from fitting.report.report import FIGURES, FORMS, Reported, before_figures, parts_of_page, read_reported
+from fitting.report.report import FIGURES, KINDS, Reported, before_figures, parts_of_page
 from fitting.studies.analysis import Analysis
 
 TOLERANCE = 1e-5
@@ -21,12 +22,10 @@ _NEAR_ZERO = 1e-9
 _SEARCH = {"gradient_norm", "second_solver", "starts", "message", "problems", "verdict"}
 """How the search went, and sentences with rounded numbers: rounding decides, not the records. What follows from it,
 the status and what is preferred, is compared."""
-REPORTS = tuple(form.numbers for form in FORMS.values())
+REPORTS = tuple(f"{kind}.json" for kind in KINDS)
 """The file of a report that holds its numbers, for each command that writes one."""
-_TEXTS = ("report.md", "report.html")
 _PATH, _OFF_OPTIMUM = "phi_path", 10.0
 """Fits with phi held far from its best value, where A is hardly determined and rounding moves it the most."""
-_SOURCE = "source"
 _SHOWN = 200
 """Characters of a line that are told; the numbers behind the slider are one line."""
 
@@ -46,8 +45,7 @@ class Difference:
 def read_report(place: Path) -> tuple[Path, dict[str, Any], Reported]:
     """A report's file of numbers, given itself or by its folder; what is in it as JSON, and as a result.
 
-    Raises:
-        FitError: there is none, it holds something else, or it does not say what it was made of.
+    Raises `FitError` where there is none, it holds something else, or it does not say what it was made of.
     """
     path = place
     if place.is_dir():
@@ -56,12 +54,18 @@ def read_report(place: Path) -> tuple[Path, dict[str, Any], Reported]:
         numbers = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise FitError(f"{path} cannot be read as a report ({error}). Name the folder of a report") from None
-    if not isinstance(numbers, dict) or "provenance" not in numbers or "settings" not in numbers:
-        raise FitError(
-            f"{path} does not say which runs it was made of. Make it again with `--report` of `fitting fit` or "
-            "`fitting compare`"
-        )
-    return path, numbers, read_reported(numbers, path)
+    again = "Make it again with `--report` of `fitting fit` or `fitting compare`"
+    if not isinstance(numbers, dict) or numbers.get("provenance") is None:
+        raise FitError(f"{path} does not say which runs it was made of. {again}")
+    kind = numbers.get("kind")
+    if kind not in KINDS:
+        raise FitError(f"{path} is of the kind {kind!r}, not one of: {', '.join(KINDS)}. {again}")
+    try:
+        found = read(KINDS[kind], numbers)
+    except FitError as error:
+        text = f"{path} does not say what it was made of as a report does ({error}). {again}"
+        raise FitError(text) from None
+    return path, numbers, found
 
 
 def changed_files(recorded: dict[str, str], now: dict[str, str]) -> list[Difference]:
@@ -71,14 +75,12 @@ def changed_files(recorded: dict[str, str], now: dict[str, str]) -> list[Differe
     """
     gone = {name: digest for name, digest in recorded.items() if digest not in now.values()}
     new = {name: digest for name, digest in now.items() if digest not in recorded.values()}
-    return [
-        Difference(f"record {name}", _short(gone.get(name)), _short(new.get(name)))
-        for name in sorted(gone.keys() | new.keys())
-    ]
 
+    def short(digest: str | None) -> str | None:
+        return digest and f"sha256 {digest[:12]}"
 
-def _short(digest: str | None) -> str | None:
-    return digest and f"sha256 {digest[:12]}"
+    names = sorted(gone.keys() | new.keys())
+    return [Difference(f"record {name}", short(gone.get(name)), short(new.get(name))) for name in names]
 
 
 def differences(
@@ -94,13 +96,13 @@ def differences(
             inner = f"{where}.{key}" if where else str(key)
             if key in _SEARCH and key in reported and key in derived:
                 continue
-            if key == _SOURCE and isinstance(reported.get(key), str) and isinstance(derived.get(key), str):
+            a, b = reported.get(key), derived.get(key)
+            if key == "source" and isinstance(a, str) and isinstance(b, str):
                 # The same file may lie elsewhere.
-                if Path(reported[key]).name != Path(derived[key]).name:
-                    yield Difference(inner, reported[key], derived[key])
-                continue
+                if Path(a).name == Path(b).name:
+                    continue
             wider = tolerance * (_OFF_OPTIMUM if key == _PATH else 1.0)
-            yield from differences(reported.get(key), derived.get(key), wider, inner)
+            yield from differences(a, b, wider, inner)
     elif isinstance(reported, list) and isinstance(derived, list) and len(reported) == len(derived):
         largest = max((abs(x) for x in derived if _is_number(x)), default=0.0)
         for i, (a, b) in enumerate(zip(reported, derived, strict=True)):
@@ -127,15 +129,10 @@ def count_numbers(value: Any) -> int:
 
 
 def stale_texts(result: Reported, numbers: dict[str, Any], folder: Path) -> Iterator[Difference]:
-    """Lines that report.md and report.html should hold for a result and do not, and lines of report.md that do not come
-    from it. Figures are not looked at.
-
-    Args:
-        result: what was read from the report's JSON.
-        numbers: that JSON.
-        folder: of the report.
+    """Lines that report.md and report.html in `folder` should hold for a result and do not, and lines of report.md that
+    do not come from it. Figures are not looked at. `result` was read from the JSON `numbers`.
     """
-    markdown, page = (folder / name for name in _TEXTS)
+    markdown, page = folder / "report.md", folder / "report.html"
     if markdown.is_file():
         shown = markdown.read_text(encoding="utf-8").partition(f"\n\n{FIGURES}\n")[0].splitlines()
         expected = before_figures(result).splitlines()

@@ -7,7 +7,7 @@ training FLOPs, F in training FLOPs per token, N in parameters, D in tokens, L i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -76,31 +76,29 @@ def parabola(runs: Runs, widths: Widths | None) -> Parabola:
 
     `widths` gives D* = C/F(N*); without it D* is left out.
     """
-    r, budget = float(runs.r[0]), float(runs.budget[0])
+    r, budget, count = float(runs.r[0]), float(runs.budget[0]), len(runs)
     log_n = np.log(runs.n_total)
-    sizes = len(np.unique(log_n.round(9)))
-
-    def refused(reason: str, coefficients: tuple[float, float, float] | None = None) -> Parabola:
-        optimum = Optimum("parabola", r, budget, None, None, None, reason)
-        return Parabola(r, budget, len(runs), coefficients, optimum)
-
+    low, high, sizes = log_n.min(), log_n.max(), len(np.unique(log_n.round(9)))
+    refused = Optimum("parabola", r, budget, None, None, None)
     if sizes < 3:
-        return refused(f"{sizes} sizes do not make a parabola (3 needed)")
+        reason = f"{sizes} sizes do not make a parabola (3 needed)"
+        return Parabola(r, budget, count, None, replace(refused, refusal=reason))
     centre = log_n.mean()
     c, b, a = np.polyfit(log_n - centre, runs.val_loss, 2)
     shifted = (float(a - b * centre + c * centre**2), float(b - 2 * c * centre), float(c))
     if c <= 0:
-        return refused("the parabola opens downwards", shifted)
+        reason = "the parabola opens downwards"
+        return Parabola(r, budget, count, shifted, replace(refused, refusal=reason))
     at = centre - b / (2 * c)
-    if not log_n.min() <= at <= log_n.max():
-        low, high = np.exp(log_n.min()), np.exp(log_n.max())
-        reason = f"the minimum N = {np.exp(at):.3g} lies outside the sampled {low:.3g} to {high:.3g}"
-        return refused(reason, shifted)
+    if not low <= at <= high:
+        sampled = f"outside the sampled {np.exp(low):.3g} to {np.exp(high):.3g}"
+        reason = f"the minimum N = {np.exp(at):.3g} lies {sampled}"
+        return Parabola(r, budget, count, shifted, replace(refused, refusal=reason))
     n, loss = float(np.exp(at)), float(a - b * b / (4 * c))
     width = widths.width_of(n) if widths is not None else None
     tokens = float(budget / widths.flops(np.array([width]))[0]) if widths is not None else None
     optimum = Optimum("parabola", r, budget, n, tokens, loss, d_model=width)
-    return Parabola(r, budget, len(runs), shifted, optimum)
+    return Parabola(r, budget, count, shifted, optimum)
 
 
 def parabolas(runs: Runs, law: Law) -> tuple[Parabola, ...]:
@@ -172,10 +170,8 @@ def exponents(optima: Sequence[Optimum]) -> Exponents | None:
     if len({o.flops for o in usable}) < 2:
         return None
     log_c = np.log([o.flops for o in usable])
-    slopes = [
-        float(np.polyfit(log_c, np.log([getattr(o, k) for o in usable]), 1)[0]) for k in ("n", "tokens")
-    ]
-    return slopes[0], slopes[1]
+    n, tokens = ([getattr(o, key) for o in usable] for key in ("n", "tokens"))
+    return float(np.polyfit(log_c, np.log(n), 1)[0]), float(np.polyfit(log_c, np.log(tokens), 1)[0])
 
 
 @dataclass(frozen=True)
@@ -194,23 +190,16 @@ def frontier_gaps(optima: Sequence[Optimum], base: float = 1.0) -> tuple[Gap, ..
     return tuple(Gap(r, flops, loss - floor[flops]) for r, flops, loss in known if flops in floor)
 
 
-# --------------------------------------------------------------------------------------- all of them, per r
-
-
 @dataclass(frozen=True)
 class FromLaw:
     """Optima under one law for every budget, and the exponents of N* and D*."""
 
     optima: tuple[Optimum, ...]
     exponents: Exponents | None
-
-
-@dataclass(frozen=True)
-class FromOwnLaw(FromLaw):
-    """The same for the Chinchilla law fitted to one r alone, with the paper's closed form."""
-
-    status: str
-    closed_form_exponents: Exponents
+    status: str = optional()
+    """Of the Chinchilla law fitted to one r alone."""
+    closed_form_exponents: Exponents = optional()
+    """The paper's, for that law."""
 
 
 @dataclass(frozen=True)
@@ -223,7 +212,7 @@ class AllocationOfR:
     from_joint_law: FromLaw
     from_parabolas: dict[str, Exponents | None]
     """`exponents` of their minima."""
-    from_own_chinchilla: FromOwnLaw | None = optional()
+    from_own_chinchilla: FromLaw | None = optional()
 
 
 @dataclass(frozen=True)
@@ -264,7 +253,7 @@ def allocate(
         if own is not None:
             best = tuple(law_optimum(own.law, own.theta, widths, c) for c in budgets)
             closed = closed_form_exponents(own["alpha"], own["beta"], widths.slope)
-            from_own = FromOwnLaw(best, exponents(best), own.status.value, closed)
+            from_own = FromLaw(best, exponents(best), own.status.value, closed)
         from_parabolas = {"exponents": exponents([o for o in optima if o.r == r])}
         from_joint = FromLaw(joint, exponents(joint))
         rows.append(AllocationOfR(r, widths.exact, widths.slope, from_joint, from_parabolas, from_own))

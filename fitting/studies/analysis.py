@@ -100,19 +100,13 @@ class ProfileCurve:
 
 
 @dataclass(frozen=True)
-class ScatterRefused:
-    """Why the scatter of runs and cells is not known."""
-
-    refused: str
-
-
-@dataclass(frozen=True)
 class Residuals:
     """What the residuals say, in nats; the scatter in log-loss."""
 
     by_r: tuple[GroupResidual, ...]
     by_budget: tuple[GroupResidual, ...]
-    scatter: Scatter | ScatterRefused
+    scatter: Scatter | dict[str, str]
+    """Or why it is not known, as `refused`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,9 +161,10 @@ def analyse(
     `without_exclusions` is the table before runs were excluded by a rule: the fit is then also made with them. Raises
     `FitError` when the law is not identified by the runs.
     """
-    law = law if law is not None else JointLaw()
+    law = law or JointLaw()
     settings = settings or Settings()
-    search: dict[str, Any] = {"starts": settings.starts, "seed": settings.seed, "workers": settings.workers}
+    drawing: dict[str, Any] = {"seed": settings.seed, "workers": settings.workers}
+    search = {"starts": settings.starts, **drawing}
     progress(f"fitting {law.name}, split {law.split.name}, {settings.starts} starts")
     result = fit(runs, law, **search)
     name = parameter_of_interest(result)
@@ -182,7 +177,7 @@ def analyse(
         cells = f"{runs.cell_count} cells and of {len(runs)} runs"
         progress(f"bootstrap, {settings.resamples} resamples of {cells}")
         try:
-            result = _bootstrap(runs, result, settings)
+            result = bootstrap(runs, result, resamples=settings.resamples, **drawing)
         except FitError as error:
             more["intervals_refused"] = str(error)
         x, observed = result.law.inputs(runs), np.log(runs.val_loss)
@@ -191,8 +186,8 @@ def analyse(
     restricted: dict[float, FitResult] = {}
     if isinstance(result.law, JointLaw) and type(result.law.multiplier) is Power:
         progress("the paper's runs under the same split")
-        more["published"] = distance(result, settings.seed, settings.workers)
-        more["splits"] = _splits(runs, result, settings, search, progress)
+        more["published"] = distance(result, **drawing)
+        more["splits"] = _splits(runs, result, settings, progress)
         for phi in (0.0, 1.0):
             progress(f"restricted fit phi = {phi:g}")
             restricted[phi] = fit(runs, JointLaw(FixedPower(phi), law.split), **search)
@@ -211,6 +206,11 @@ def analyse(
     by_r, by_budget = (
         diagnostics.residual_summary(result.residuals, labels) for labels in (runs.r, runs.budget)
     )
+    scatter: Scatter | dict[str, str]
+    try:
+        scatter = diagnostics.scatter(result.log_residuals, runs.cell, len(result.theta))
+    except FitError as error:
+        scatter = {"refused": str(error)}
     if settings.rivals and settings.resamples and isinstance(result.law, JointLaw):
         progress("rival laws")
         more["laws"] = diagnostics.compare_laws(runs, diagnostics.rival_laws(law.split), **search)
@@ -224,7 +224,7 @@ def analyse(
         chinchilla=rows,
         halves=by_half,
         leave_out=left_out,
-        residuals=Residuals(by_r, by_budget, _scatter(runs, result)),
+        residuals=Residuals(by_r, by_budget, scatter),
         minima=minima(runs, cells_curves),
         allocation=allocate(runs, result, alone, cells_curves),
         curves=curves(runs, result, restricted),
@@ -235,20 +235,6 @@ def analyse(
 def parameter_of_interest(result: FitResult) -> str:
     """phi where the law has one, else its last parameter."""
     return "phi" if "phi" in result.parameters else list(result.parameters)[-1]
-
-
-def _bootstrap(
-    runs: Runs, result: FitResult, settings: Settings, names: list[str] | None = None
-) -> FitResult:
-    resamples, seed = settings.resamples, settings.seed
-    return bootstrap(runs, result, resamples=resamples, seed=seed, names=names, workers=settings.workers)
-
-
-def _scatter(runs: Runs, result: FitResult) -> Scatter | ScatterRefused:
-    try:
-        return diagnostics.scatter(result.log_residuals, runs.cell, len(result.theta))
-    except FitError as error:
-        return ScatterRefused(str(error))
 
 
 def _data(runs: Runs, result: FitResult) -> Data:
@@ -279,8 +265,9 @@ def _data(runs: Runs, result: FitResult) -> Data:
 
 
 def _splits(
-    runs: Runs, result: FitResult, settings: Settings, search: dict[str, Any], progress: Progress
+    runs: Runs, result: FitResult, settings: Settings, progress: Progress
 ) -> tuple[FitSummary | Refused, ...]:
+    drawing: dict[str, Any] = {"seed": settings.seed, "workers": settings.workers}
     chosen = [PAPER, INJECTION_ONCE, REGRESSED] if settings.all_splits else []
     rows: list[FitSummary | Refused] = []
     for split in [result.law.split, *[s for s in chosen if s is not result.law.split]]:
@@ -288,17 +275,16 @@ def _splits(
         try:
             if split is not result.law.split:
                 progress(f"split {split.name}")
-                other = fit(runs, JointLaw(split=split), **search)
+                other = fit(runs, JointLaw(split=split), starts=settings.starts, **drawing)
                 if settings.resamples:
                     # Where this is refused, the main fit was refused alike, and its section says why.
                     with suppress(FitError):
-                        other = _bootstrap(runs, other, settings, ["phi"])
+                        count = settings.resamples
+                        other = bootstrap(runs, other, resamples=count, names=["phi"], **drawing)
             ratios = effective_ratios(runs, other.law, other.theta)
         except FitError as error:
-            text = str(error)
-            rows.append(
-                Refused(split=split.name, description=split.description, status="undefined", message=text)
-            )
+            what, why = split.description, str(error)
+            rows.append(Refused(split=split.name, description=what, status="undefined", message=why))
         else:
             rows.append(other.summary(description=split.description, effective_ratios=ratios))
     return tuple(rows)

@@ -56,14 +56,12 @@ class Arms:
         first = np.array([keys.index(key) == i for i, key in enumerate(keys)])
         single = (both.r == 1) & inside & first
         if not single.any():
-            raise FitError(
-                "Neither arm has runs with r=1 on the shared budgets: they tie the two phi to one scale"
-            )
+            why = "they tie the two phi to one scale"
+            raise FitError(f"Neither arm has runs with r=1 on the shared budgets: {why}")
         chosen = single | ((both.r > 1) & inside)
-        dropped = [
-            Exclusion(str(both.source[i]), f"its budget {both.budget[i]:.3g} is not shared by both arms")
-            for i in np.flatnonzero(~inside)
-        ]
+        dropped = []
+        for source, budget in zip(both.source[~inside], both.budget[~inside], strict=True):
+            dropped.append(Exclusion(str(source), f"its budget {budget:.3g} is not shared by both arms"))
         differing = []
         for i in np.flatnonzero((both.r == 1) & inside & ~first):
             twin = keys.index(keys[i])
@@ -71,11 +69,8 @@ class Arms:
             if differ > SAME_LOSS:
                 differing.append(differ)
             if both.source[i] != both.source[twin]:
-                rule = (
-                    f"r=1 run shared with the baseline (d_model {both.d_model[i]:g}, budget {both.budget[i]:.3g}, "
-                    f"seed {both.seed[i]:g})"
-                )
-                dropped.append(Exclusion(str(both.source[i]), rule))
+                which = f"d_model {both.d_model[i]:g}, budget {both.budget[i]:.3g}, seed {both.seed[i]:g}"
+                dropped.append(Exclusion(str(both.source[i]), f"r=1 run shared with the baseline ({which})"))
         warnings = []
         if differing:
             warnings.append(

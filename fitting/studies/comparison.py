@@ -164,12 +164,8 @@ def compare(
     progress("separate fits")
     fits = [fit_inputs(power, arms.x.take(chosen), arms.runs.take(chosen), **search) for chosen in arms.sides]
     progress("paired fits: delta phi, shift, both, neither")
-    laws: dict[str, Law] = {
-        "neither": power,
-        "delta phi": paired_law,
-        "shift": LossShift(power),
-        "both": LossShift(paired_law),
-    }
+    laws: dict[str, Law] = {"neither": power, "delta phi": paired_law}
+    laws |= {"shift": LossShift(power), "both": LossShift(paired_law)}
     found = {name: fit_inputs(law, arms.x, arms.runs, **search) for name, law in laws.items()}
     paired = found["delta phi"]
     transfer = _transfer(power, arms, fits[0].theta[None], np.ones((1, len(arms.runs))), workers)[0]
@@ -178,30 +174,23 @@ def compare(
         "paired": (paired["phi"], paired["phi"] + paired["delta_phi"]),
         "transfer": (fits[0]["phi"], float(transfer)),
     }
-    draws: dict[str, np.ndarray] = {}
+    intervals: dict[str, tuple[Interval, ...]] = {}
     no_intervals = arms.no_bootstrap(len(fits[0].theta), len(paired.theta), resamples)
     if not resamples:
         no_intervals = "no bootstrap was asked for"
     if not no_intervals:
         progress(f"{resamples} resamples of {arms.cells} cells, both arms drawn together")
-        draws = _draw(arms, fits, paired, resamples, seed, workers)
-    estimates = []
-    for method, (phi0, phi1) in points.items():
-        intervals: tuple[Interval, ...] = ()
-        if draws:
-            assumes = "cells (budget, r) are independent, both arms drawn together"
-            block = percentile_interval(draws[method], "block bootstrap", assumes, seed)
-            count = len(paired.theta)
-            intervals = (widened(block, phi1 - phi0, arms.cells, count), block)
-        estimates.append(Estimate(method, phi0, phi1, phi1 - phi0, intervals))
-    readings = tuple(
-        Reading(
-            name, r.parameters.get("delta_phi"), r.parameters.get("shift"), r.objective, aicc(r), r.trusted,
-            r.message, r.parameters,
-        )
-        for name, r in found.items()
-    )  # fmt: skip
-    preferred, verdict = judge(readings)
+        assumes = "cells (budget, r) are independent, both arms drawn together"
+        for method, drawn in _draw(arms, fits, paired, resamples, seed, workers).items():
+            phi0, phi1 = points[method]
+            block = percentile_interval(drawn, "block bootstrap", assumes, seed)
+            wide = widened(block, phi1 - phi0, arms.cells, len(paired.theta))
+            intervals[method] = (wide, block)
+    readings = []
+    for name, r in found.items():
+        changes = r.parameters.get("delta_phi"), r.parameters.get("shift")
+        readings.append(Reading(name, *changes, r.objective, aicc(r), r.trusted, r.message, r.parameters))
+    preferred, verdict = judge(tuple(readings))
     pairs = matched_pairs(arms.x.study, arms.runs.r, arms.runs.d_model, arms.runs.budget)
     at = (arms.runs.val_loss, arms.runs.d_model, arms.runs.budget)
     parts = channels(pairs, arms.x, *at, paired.parameters, points["paired"]) if pairs else ()
@@ -214,8 +203,11 @@ def compare(
         runs=arms.sizes,
         budgets=tuple(np.unique(arms.runs.budget).tolist()),
         cells=arms.cells,
-        estimates=tuple(estimates),
-        readings=readings,
+        estimates=tuple(
+            Estimate(method, phi0, phi1, phi1 - phi0, intervals.get(method, ()))
+            for method, (phi0, phi1) in points.items()
+        ),
+        readings=tuple(readings),
         verdict=verdict,
         preferred=preferred,
         channels=parts,
@@ -268,14 +260,10 @@ def judge(readings: tuple[Reading, ...]) -> tuple[str, str]:
 def _points(arms: Arms, paired: FitResult) -> tuple[Point, ...]:
     runs = arms.runs
     named = np.where(runs.r == 1, "shared", np.where(arms.x.study == 1, "study", "baseline"))
-    columns = (
-        runs.r, runs.d_model, runs.budget, runs.n_total, runs.tokens, runs.flops_per_token, runs.val_loss,
-        runs.val_loss - paired.residuals,
-    )  # fmt: skip
-    return tuple(
-        Point(str(runs.source[i]), str(named[i]), *(float(column[i]) for column in columns))
-        for i in range(len(runs))
-    )
+    losses = runs.val_loss, runs.val_loss - paired.residuals
+    columns = runs.r, runs.d_model, runs.budget, runs.n_total, runs.tokens, runs.flops_per_token, *losses
+    rows = zip(runs.source, named, *columns, strict=True)
+    return tuple(Point(str(source), str(arm), *map(float, numbers)) for source, arm, *numbers in rows)
 
 
 def _transfer(

@@ -18,13 +18,9 @@ from fitting.studies.widths import Widths
 
 def common_width(runs: Runs) -> float:
     """The width with most runs among those that all r share (else among all)."""
-    shared = [
-        d
-        for d in np.unique(runs.d_model)
-        if len(np.unique(runs.r[runs.d_model == d])) == len(runs.recurrences)
-    ]
-    candidates = shared or np.unique(runs.d_model).tolist()
-    return float(max(candidates, key=lambda d: ((runs.d_model == d).sum(), -d)))
+    widths = np.unique(runs.d_model).tolist()
+    shared = [d for d in widths if len(np.unique(runs.r[runs.d_model == d])) == len(runs.recurrences)]
+    return float(max(shared or widths, key=lambda d: ((runs.d_model == d).sum(), -d)))
 
 
 def effective_ratios(
@@ -53,9 +49,7 @@ def effective_ratios(
 
 
 def phi_path(runs: Runs, result: FitResult, workers: int | None) -> tuple[dict[str, float], ...]:
-    """The law refitted with phi held at values from -0.5 to 1.5, which the report's slider shows: parameters, `rmse`
-    (nats) and `objective` by name.
-    """
+    """For the slider, the law refitted with phi held at -0.5 to 1.5: parameters, `rmse` (nats) and `objective`."""
     law = result.law
     values = np.round(np.arange(-0.5, 1.5001, 0.025), 6)
     bounds = np.tile(np.asarray(law.bounds, dtype=float), (len(values), 1, 1))

@@ -19,13 +19,12 @@ from fitting.studies.allocation import Allocation, allocate, parabolas
 from fitting.studies.curves import effective_ratios
 
 _STARTS = 100
-LOWER_HALF, UPPER_HALF, FOUR_LOWER = "budget<=2.15e18", "budget>=4.64e18", "budget<=4.64e18"
 _SPLITS = (PAPER, REGRESSED, INJECTION_ONCE)
 _EVERY: tuple[tuple[str, Multiplier, tuple[str, ...]], ...] = (
     ("all runs", Power(), ()),
-    ("lower half of the budgets", Power(), (LOWER_HALF,)),
-    ("upper half of the budgets", Power(), (UPPER_HALF,)),
-    ("four lower budgets", Power(), (FOUR_LOWER,)),
+    ("lower half of the budgets", Power(), ("budget<=2.15e18",)),
+    ("upper half of the budgets", Power(), ("budget>=4.64e18",)),
+    ("four lower budgets", Power(), ("budget<=4.64e18",)),
     ("phi = 0", FixedPower(0), ()),
     ("phi = 1", FixedPower(1), ()),
 )
@@ -82,9 +81,6 @@ def distance(result: FitResult, seed: int = 0, workers: int | None = None) -> Di
     return Distance(phi, REGRESSED.name, (low, high), published["source"], difference, inside(phi), refit)
 
 
-# ------------------------------------------------------------------------------------------ all of its fits
-
-
 @dataclass(frozen=True)
 class JointFit:
     """The joint law fitted to all or some of the grid's runs (`runs` says which)."""
@@ -117,11 +113,11 @@ def replicate(
 
     `resamples` above 0 also gives the intervals of phi for all runs.
     """
-    search: dict[str, Any] = {"starts": starts, "seed": seed, "workers": workers}
+    drawing: dict[str, Any] = {"seed": seed, "workers": workers}
+    search = {"starts": starts, **drawing}
     progress("Chinchilla law per r")
     own = fit_architectures(runs, **search)
-    joint: list[JointFit] = []
-    whole = []
+    joint, whole = [], []
     for split in _SPLITS:
         for name, multiplier, rules in _EVERY:
             if isinstance(multiplier, FixedPower) and split is INJECTION_ONCE:
@@ -130,9 +126,7 @@ def replicate(
             part = runs.where(*rules)
             result = fit(part, JointLaw(multiplier, split), **search)
             if resamples and name == "all runs":
-                result = bootstrap(
-                    runs, result, resamples=resamples, seed=seed, names=["phi"], workers=workers
-                )
+                result = bootstrap(runs, result, resamples=resamples, names=["phi"], **drawing)
             whole.append(result)
             ratios = effective_ratios(part, result.law, result.theta, 640.0)
             residuals = residual_summary(result.residuals, part.r)

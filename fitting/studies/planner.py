@@ -42,9 +42,8 @@ class Noise:
 
     def __post_init__(self) -> None:
         if not (self.run > 0 and self.cell >= 0):
-            raise FitError(
-                f"Noise of run {self.run} and cell {self.cell}: the first must be positive, the second not negative"
-            )
+            both = f"Noise of run {self.run} and cell {self.cell}"
+            raise FitError(f"{both}: the first must be positive, the second not negative")
 
     def draw(self, cell: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
         """(count, n) offsets of log-loss."""
@@ -115,13 +114,14 @@ def plan(
     for a design that cannot identify the law.
     """
     setup = _Setup.of(design, law, values, study)
-    condition, _ = conditioning(setup.jacobian(setup.x))
+    jacobian = setup.jacobian(setup.x)
+    condition, _ = conditioning(jacobian)
     if not np.isfinite(condition) or len(setup.x) <= len(setup.theta):
         raise FitError(
             f"{len(setup.x)} runs of this design do not identify the {len(setup.theta)} parameters. Add sizes, "
             "budgets or recurrences"
         )
-    fisher = setup.half_width(setup.x, setup.cell, noise)
+    fisher = half_width(jacobian, setup.cell, noise)
     count = simulate or (400 if not fisher <= TOO_WIDE else 0)
     simulated = None
     if count:
@@ -167,20 +167,20 @@ class _Setup:
         """Derivative of log L at the true coordinates, (P, n)."""
         return np.asarray(self.law.log_loss_and_gradient(self.theta[None], x)[1][0])
 
-    def half_width(self, x: Inputs, cell: np.ndarray, noise: Noise) -> float:
-        """1.96 standard deviations of the last parameter's Huber estimate."""
-        jacobian = self.jacobian(x)
-        slope, square, shared = psi_moments(noise)
-        middle = square * jacobian @ jacobian.T
-        if shared:
-            sums = np.zeros((len(jacobian), int(cell.max()) + 1))
-            np.add.at(sums.T, cell, jacobian.T)
-            middle += shared * (sums @ sums.T - jacobian @ jacobian.T)
-        scale = 1 / np.sqrt((jacobian**2).sum(axis=1))
-        scaled = jacobian * scale[:, None]
-        inverse = np.linalg.pinv(scaled @ scaled.T, rcond=1e-14, hermitian=True)
-        covariance = inverse @ (middle * scale[:, None] * scale) @ inverse / slope**2
-        return float(_Z * scale[-1] * np.sqrt(max(covariance[-1, -1], 0.0)))
+
+def half_width(jacobian: np.ndarray, cell: np.ndarray, noise: Noise) -> float:
+    """1.96 standard deviations of the last parameter's Huber estimate, from derivatives (P, n) and cells (n,)."""
+    slope, square, shared = psi_moments(noise)
+    middle = square * jacobian @ jacobian.T
+    if shared:
+        sums = np.zeros((len(jacobian), int(cell.max()) + 1))
+        np.add.at(sums.T, cell, jacobian.T)
+        middle += shared * (sums @ sums.T - jacobian @ jacobian.T)
+    scale = 1 / np.sqrt((jacobian**2).sum(axis=1))
+    scaled = jacobian * scale[:, None]
+    inverse = np.linalg.pinv(scaled @ scaled.T, rcond=1e-14, hermitian=True)
+    covariance = inverse @ (middle * scale[:, None] * scale) @ inverse / slope**2
+    return float(_Z * scale[-1] * np.sqrt(max(covariance[-1, -1], 0.0)))
 
 
 @lru_cache(maxsize=16)
@@ -201,6 +201,8 @@ def psi_moments(noise: Noise) -> tuple[float, float, float]:
 
 def _candidates(design: Runs, setup: _Setup, noise: Noise, now: float) -> list[Candidate]:
     ratio = design.tokens / design.n_total
+    known = setup.jacobian(setup.x)
+    arms = (0.0, 1.0) if setup.study else (0.0,)
     found = []
     for r in design.recurrences:
         if setup.study and r == 1:
@@ -216,15 +218,12 @@ def _candidates(design: Runs, setup: _Setup, noise: Noise, now: float) -> list[C
                 if not ratio.min() <= share <= ratio.max():
                     continue
                 old = np.flatnonzero((design.r == r) & (design.budget == budget))
-                arms = (0.0, 1.0) if setup.study else (0.0,)
-                added = [dataclasses.replace(one, study=np.array([arm])) for arm in arms]
-                cells = _cells_of(setup, old, design, len(arms))
-                x = _stack([setup.x, *added])
-                half = setup.half_width(x, np.append(setup.cell, cells), noise)
+                added = [setup.jacobian(dataclasses.replace(one, study=np.array([arm]))) for arm in arms]
+                cells = np.append(setup.cell, _cells_of(setup, old, design, len(arms)))
+                half = half_width(np.hstack([known, *added]), cells, noise)
                 cost = float(budget) * len(arms)
-                found.append(
-                    Candidate(float(r), float(width), float(budget), share, half, (now - half) / cost)
-                )
+                where = float(r), float(width), float(budget)
+                found.append(Candidate(*where, share, half, (now - half) / cost))
     return sorted(found, key=lambda candidate: -candidate.gain_per_flop)
 
 
@@ -238,8 +237,3 @@ def _cells_of(setup: _Setup, old: np.ndarray, design: Runs, arms: int) -> np.nda
         return np.array([baseline])
     later = np.flatnonzero(design.r > 1).tolist()
     return np.array([baseline, setup.cell[len(design) + later.index(int(old[0]))]])
-
-
-def _stack(parts: list[Inputs]) -> Inputs:
-    names = [field.name for field in dataclasses.fields(Inputs)]
-    return Inputs(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))

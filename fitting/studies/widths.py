@@ -38,28 +38,23 @@ class Widths:
         """From the runs with this r, counted as `law` counts. Raises `FitError` with fewer than two widths."""
         chosen = runs.take(runs.r == r)
         if not len(chosen):
-            raise FitError(
-                f"There are no runs with r={r:g}. Sampled: {', '.join(f'{v:g}' for v in runs.recurrences)}"
-            )
+            sampled = ", ".join(f"{v:g}" for v in runs.recurrences)
+            raise FitError(f"There are no runs with r={r:g}. Sampled: {sampled}")
         widths, first = np.unique(chosen.d_model, return_index=True)
         if len(widths) < 2:
-            raise FitError(
-                f"All runs with r={r:g} have d_model={widths[0]:g}: F(N) is unknown. Add another width"
-            )
+            where = f"All runs with r={r:g} have d_model={widths[0]:g}"
+            raise FitError(f"{where}: F(N) is unknown. Add another width")
         x = law.inputs(chosen).take(first)
-        flops = chosen.flops_per_token[first]
+        flops, n_total = chosen.flops_per_token[first], chosen.n_total[first]
         once, rec, poly = (_polynomial(widths, column) for column in (x.n_once, x.n_rec, flops))
-        log_n, log_f = np.log(chosen.n_total[first]), np.log(flops)
+        log_n, log_f = np.log(n_total), np.log(flops)
         smooth = np.polyfit(log_n, log_f, min(2, len(widths) - 1))
-        fits = (
-            np.abs(_value(poly, widths) / flops - 1).max(),
-            np.abs(_value(rec, widths) / x.n_rec - 1).max(),
-        )
-        n_total = chosen.n_total[first]
-        return cls(
-            r, widths, (float(n_total.min()), float(n_total.max())), bool(max(fits) < _EXACT),
-            float(np.polyfit(log_n, log_f, 1)[0]), once, rec, poly, np.asarray(smooth),
-        )  # fmt: skip
+        of_flops = np.abs(_value(poly, widths) / flops - 1).max()
+        of_rec = np.abs(_value(rec, widths) / x.n_rec - 1).max()
+        n_range = float(n_total.min()), float(n_total.max())
+        slope = float(np.polyfit(log_n, log_f, 1)[0])
+        exact = bool(max(of_flops, of_rec) < _EXACT)
+        return cls(r, widths, n_range, exact, slope, once, rec, poly, np.asarray(smooth))
 
     def counts(self, width: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(N_once, N_rec) at widths (k,)."""
@@ -67,8 +62,7 @@ class Widths:
 
     def n_total(self, width: np.ndarray) -> np.ndarray:
         """N at widths (k,)."""
-        once, rec = self.counts(width)
-        return np.asarray(once + rec)
+        return np.asarray(sum(self.counts(width)))
 
     def flops(self, width: np.ndarray) -> np.ndarray:
         """F at widths (k,)."""
@@ -92,11 +86,9 @@ class Widths:
 
     def inputs(self, width: np.ndarray, flops: float | np.ndarray) -> Inputs:
         """Law inputs for models of these widths (k,) trained with `flops` C each."""
-        once, rec = self.counts(width)
         total = np.broadcast_to(np.asarray(flops, dtype=float), width.shape)
-        return Inputs(
-            once, rec, np.full(len(width), self.r), total / self.flops(width), total, np.zeros(len(width))
-        )
+        r, study = np.full(len(width), self.r), np.zeros(len(width))
+        return Inputs(*self.counts(width), r, total / self.flops(width), total, study)
 
 
 def _polynomial(width: np.ndarray, values: np.ndarray) -> np.ndarray:
