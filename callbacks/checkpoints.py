@@ -15,7 +15,7 @@ from looped_lm import LoopedLM
 from looped_lm.common.errors import UserError
 from looped_lm.runs.checkpoint import Stored, in_folder
 from looped_lm.runs.checkpoint_io import mend_record
-from looped_lm.runs.lightning_internals import NewestCheckpoints, batches_begun
+from looped_lm.runs.lightning_internals import NewestCheckpoints, batches_begun, save_now
 
 
 class Checkpoints(NewestCheckpoints):
@@ -50,32 +50,27 @@ class Checkpoints(NewestCheckpoints):
         )
         self.every_n_steps = every_n_steps
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        super().on_train_start(trainer, pl_module)
-        self._adopt(trainer)
-
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: LoopedLM, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if self.is_due(trainer, pl_module, batch_idx):
-            self.save(trainer)
+            save_now(self, trainer)
 
     def is_due(self, trainer: L.Trainer, pl_module: LoopedLM, batch_idx: int) -> bool:
         """Whether the state is written after this micro-batch; where a validation follows, that is done after it."""
         if not self.every_n_steps or not pl_module.ends_step(batch_idx):
             return False
-        return trainer.global_step % self.every_n_steps == 0 and not self._validation_follows(trainer)
-
-    def _validation_follows(self, trainer: L.Trainer) -> bool:
-        return is_over(trainer) or batches_begun(trainer) % trainer.val_check_batch == 0  # type: ignore[operator]
+        validates = is_over(trainer) or batches_begun(trainer) % trainer.val_check_batch == 0  # type: ignore[operator]
+        return trainer.global_step % self.every_n_steps == 0 and not validates
 
     def _is_own(self, stored: Stored) -> bool:
         name = Path(self.format_checkpoint_name({"step": torch.tensor(stored.step)})).stem
         # Lightning appends a version where the name is taken.
         return re.fullmatch(rf"{re.escape(name)}(-v\d+)?", stored.path.stem) is not None
 
-    def _adopt(self, trainer: L.Trainer) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Take the folder's checkpoints for this run's own, up to its step, and mend what a kill left half done."""
+        super().on_train_start(trainer, pl_module)
         folder = Path(str(self.dirpath))
         found: dict[str, int] = {}
         if trainer.is_global_zero and "://" not in str(self.dirpath):

@@ -68,8 +68,6 @@ class DivergenceGuard(L.Callback):
         self._losses = deque(state_dict["losses"], maxlen=MEDIAN_OF)
         self.rollbacks = list(state_dict["rollbacks"])
 
-    # ---- Looking --------------------------------------------------------------------------------------------------
-
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: LoopedLM, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -78,7 +76,12 @@ class DivergenceGuard(L.Callback):
         fault = None
         if pl_module.logs_step(trainer.global_step) and "train/loss" in trainer.callback_metrics:
             fault = self._fault_of(float(trainer.callback_metrics["train/loss"]))
-        if fault is None and self.max_rollbacks and _is_saved_now(trainer, pl_module, batch_idx):
+        saves = [c for c in trainer.checkpoint_callbacks if isinstance(c, Checkpoints)]
+        if (
+            fault is None
+            and self.max_rollbacks
+            and any(c.is_due(trainer, pl_module, batch_idx) for c in saves)
+        ):
             fault = _weights_fault(pl_module)
         if fault:
             self._diverged(trainer, pl_module, fault)
@@ -102,8 +105,6 @@ class DivergenceGuard(L.Callback):
                 return f"train/loss is {loss:.4g}, {loss / usual:.1f} times the usual {usual:.4g},"
         self._losses.append(loss)
         return None
-
-    # ---- Acting ---------------------------------------------------------------------------------------------------
 
     def _diverged(self, trainer: L.Trainer, pl_module: LoopedLM, what: str, last: bool = False) -> None:
         checkpoint = getattr(trainer.checkpoint_callback, "best_model_path", "")
@@ -129,7 +130,7 @@ class DivergenceGuard(L.Callback):
         trainer.strategy.load_optimizer_state_dict(checkpoint)
         for config, state in zip(trainer.lr_scheduler_configs, checkpoint["lr_schedulers"], strict=True):
             config.scheduler.load_state_dict(state)
-        scaler = checkpoint.get(trainer.precision_plugin.__class__.__qualname__)
+        scaler = checkpoint.get(type(trainer.precision_plugin).__qualname__)
         if scaler:
             trainer.precision_plugin.load_state_dict(scaler)
         # Those of batches say which rows come next.
@@ -142,25 +143,12 @@ class DivergenceGuard(L.Callback):
         # Whoever asked for the end of the run did it at a step that is taken back.
         trainer.should_stop = False
         self.rollbacks.append({"from_step": step, "to_step": back, "reason": what})
-        say(
-            trainer,
-            f"{what} at step {step}: going back to step {back} ({path}) and on with the rows that come next "
-            f"(rollback {len(self.rollbacks)} of {self.max_rollbacks}).",
-        )
-
-
-def rollbacks(trainer: L.Trainer) -> int:
-    """How often the trainer's run went back."""
-    guards = [c for c in trainer.callbacks if isinstance(c, DivergenceGuard)]  # type: ignore[attr-defined]
-    return sum(len(guard.rollbacks) for guard in guards)
+        of = f"rollback {len(self.rollbacks)} of {self.max_rollbacks}"
+        on = f"going back to step {back} ({path}) and on with the rows that come next"
+        say(trainer, f"{what} at step {step}: {on} ({of}).")
 
 
 def _weights_fault(pl_module: LoopedLM) -> str | None:
     bad = (name for name, p in pl_module.named_parameters() if not bool(torch.isfinite(p).all()))
     name = next(bad, None)
     return f"{name} is not finite" if name else None
-
-
-def _is_saved_now(trainer: L.Trainer, pl_module: LoopedLM, batch_idx: int) -> bool:
-    saves = [c for c in trainer.checkpoint_callbacks if isinstance(c, Checkpoints)]
-    return any(c.is_due(trainer, pl_module, batch_idx) for c in saves)

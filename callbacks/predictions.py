@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +39,7 @@ class PredictionWriter(BasePredictionWriter):
         self._rows = 0
 
     def write_on_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: LoopedLM,
-        prediction: Tensor,
-        batch_indices: Sequence[int] | None,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int,
+        self, trainer: L.Trainer, pl_module: LoopedLM, prediction: Tensor, *_: Any
     ) -> None:
         for row in prediction.float().cpu():
             losses = {"loss": float(row.mean()), "token_losses": row.tolist()}

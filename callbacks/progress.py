@@ -52,9 +52,8 @@ class StepProgressBar(TQDMProgressBar):
         super().on_validation_batch_end(trainer, *args, **kwargs)
         if trainer.state.fn == "fit" and not self.is_disabled:
             done, total = validation_progress(trainer)
-            self.train_progress_bar.set_description(
-                "training" if done >= total else f"validating {done}/{total}"
-            )
+            told = "training" if done >= total else f"validating {done}/{total}"
+            self.train_progress_bar.set_description(told)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_validation_end(trainer, pl_module)
@@ -62,10 +61,9 @@ class StepProgressBar(TQDMProgressBar):
 
     def _fetch_losses(self, trainer: L.Trainer) -> None:
         if not self.is_disabled:
-            metrics = trainer.callback_metrics
-            self._losses |= {
-                key: f"{float(metrics[key]):.4f}" for key in ("train/loss", "val/loss") if key in metrics
-            }
+            for key in ("train/loss", "val/loss"):
+                if key in trainer.callback_metrics:
+                    self._losses[key] = f"{float(trainer.callback_metrics[key]):.4f}"
 
     def on_train_epoch_start(self, trainer: L.Trainer, *_: Any) -> None:
         """The bar counts the run, not epochs."""

@@ -52,11 +52,8 @@ class RandomState(L.Callback):
         if states is None:
             return
         if len(states) != trainer.world_size:
-            say(
-                trainer,
-                f"The random generators start anew: the checkpoint has the states of {len(states)} process(es), "
-                f"this run has {trainer.world_size}.",
-            )
+            then = f"the checkpoint has the states of {len(states)} process(es)"
+            say(trainer, f"The random generators start anew: {then}, this run has {trainer.world_size}.")
             return
         restore(states[trainer.global_rank], trainer.strategy.root_device)
 

@@ -13,7 +13,7 @@ import lightning as L
 import looped_lm
 from callbacks.final_validation import in_training
 from callbacks.flops import FlopsMonitor
-from callbacks.guard import rollbacks
+from callbacks.guard import DivergenceGuard
 from callbacks.preemption import Preemption
 from callbacks.telemetry import needed
 from fitting.records import RECORD_SUFFIX, RunRecord
@@ -62,9 +62,8 @@ class RunRecordWriter(L.Callback):
             return
         assert pl_module.evaluated is not None
         loss, tokens = pl_module.evaluated
-        if not math.isfinite(loss):
-            return
-        self._validation = {"val_loss": loss, "val_tokens": tokens, "val_step": trainer.global_step}
+        if math.isfinite(loss):
+            self._validation = {"val_loss": loss, "val_tokens": tokens, "val_step": trainer.global_step}
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: LoopedLM, checkpoint: dict[str, Any]) -> None:
         checkpoint[RECORD_KEY] = self.record(trainer, pl_module).to_dict()
@@ -98,6 +97,7 @@ class RunRecordWriter(L.Callback):
             if why := next((c.reason for c in trainer.callbacks if isinstance(c, Preemption)), None):  # type: ignore[attr-defined]
                 reason = f"{why} {reason}" if reason else None
         data = trainer.datamodule  # type: ignore[attr-defined]
+        guards = [c for c in trainer.callbacks if isinstance(c, DivergenceGuard)]  # type: ignore[attr-defined]
         monitor = needed(trainer, FlopsMonitor, by=self)
         flops_per_token = pl_module.flops_per_token
         if pl_module.recurrences.varies and monitor.tokens:
@@ -123,7 +123,7 @@ class RunRecordWriter(L.Callback):
             hardware=hardware(trainer.strategy.root_device),
             precision=str(trainer.precision),
             world_size=trainer.world_size,
-            rollbacks=rollbacks(trainer),
+            rollbacks=sum(len(guard.rollbacks) for guard in guards),
         )
 
 

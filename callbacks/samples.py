@@ -9,19 +9,11 @@ import lightning as L
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from callbacks.final_validation import in_training, is_over
-from callbacks.telemetry import takes_texts, write_texts
+from callbacks.telemetry import takers, write_texts
 from looped_lm import LoopedLM
 from looped_lm.common.errors import UserError
 from looped_lm.common.text import say
-from looped_lm.generation import (
-    CachedDecoder,
-    Generated,
-    Sampling,
-    continuation,
-    known_ids,
-    stream,
-    with_bos,
-)
+from looped_lm.generation import CachedDecoder, Generated, Sampling, continuation, known_ids, stream, with_bos
 from looped_lm.sharing.load import TextTokenizer
 
 
@@ -97,12 +89,10 @@ class Samples(L.Callback):
         if not in_training(trainer):
             return
         self._validations += 1
-        wanted = trainer.is_global_zero and any(map(takes_texts, trainer.loggers))
-        if (
-            wanted
-            and (is_over(trainer) or self._validations % self.every == 0)
-            and (tokenizer := self._load(trainer))
-        ):
+        due = is_over(trainer) or self._validations % self.every == 0
+        if not (due and trainer.is_global_zero and takers(trainer, "text")):
+            return
+        if tokenizer := self._load(trainer):
             # The decoder draws from generators of its own; a component of the user's may draw from the global ones.
             with isolate_rng():
                 try:
@@ -127,9 +117,7 @@ class Samples(L.Callback):
         return self._tokenizer
 
     def _write(self, trainer: L.Trainer, pl_module: LoopedLM, tokenizer: TextTokenizer) -> None:
-        rows = self._beginnings
-        if self.prompts is not None:
-            rows = with_bos(tokenizer, self.prompts)
+        rows = self._beginnings if self.prompts is None else with_bos(tokenizer, self.prompts)
         new_tokens = max(1, min(self.new_tokens, pl_module.seq_len - max(map(len, rows))))
         known = known_ids(pl_module.model, tokenizer)
         with trainer.precision_plugin.forward_context():

@@ -28,10 +28,10 @@ class Telemetry(L.Callback):
     step has ended, and then all values do together.
     """
 
-    #: What is written, for `TensorBoardLayout`.
+    #: What `charts` returns.
     shown: ClassVar[Charts] = {}
-    _due = False
-    _values: Values = {}
+    #: Of a logging step under way.
+    _values: Values | None = None
 
     def charts(self, trainer: L.Trainer, pl_module: LoopedLM) -> Charts:
         """What is written, for `TensorBoardLayout`."""
@@ -52,15 +52,13 @@ class Telemetry(L.Callback):
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: LoopedLM, optimizer: Optimizer) -> None:
         # Asked before the step, as the module does that logs the loss: a stop that is decided later logs none.
-        self._due = pl_module.logs_step(trainer.global_step + 1)
-        if self._due:
-            self._values = self.before_step(trainer, pl_module, optimizer)
+        due = pl_module.logs_step(trainer.global_step + 1)
+        self._values = self.before_step(trainer, pl_module, optimizer) if due else None
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: LoopedLM, *_: Any) -> None:
-        if self._due:
-            self._due = False
-            write_scalars(trainer, {**self._values, **self.after_step(trainer, pl_module)})
-            self._values = {}
+        values, self._values = self._values, None
+        if values is not None:
+            write_scalars(trainer, {**values, **self.after_step(trainer, pl_module)})
 
 
 class TensorBoardLayout(L.Callback):
@@ -74,14 +72,14 @@ class TensorBoardLayout(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
         if not trainer.is_global_zero:
             return
-        layout = as_layout(self.collect(trainer, pl_module))
+        layout = self.layout(trainer, pl_module)
         for writer in map(writer_of, trainer.loggers):
             if hasattr(writer, "add_custom_scalars"):
                 writer.add_custom_scalars(layout)
 
     @staticmethod
-    def collect(trainer: L.Trainer, pl_module: LoopedLM) -> Charts:
-        """Charts of the module and of all callbacks that have some."""
+    def layout(trainer: L.Trainer, pl_module: LoopedLM) -> dict[str, dict[str, list]]:
+        """Charts of the module and of all callbacks, in the form of `SummaryWriter.add_custom_scalars`."""
         groups: Charts = {"loss": {"loss by step": ["train/loss", "val/loss"]}}
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             of_callback = getattr(callback, "charts", None)
@@ -90,23 +88,15 @@ class TensorBoardLayout(L.Callback):
         groups["loss"]["perplexity"] = ["val/perplexity"]
         if pl_module.recurrences.varies:
             groups.setdefault("recurrences", {})["recurrences of the step"] = ["train/recurrences"]
-        return groups
-
-
-def as_layout(groups: Charts) -> dict[str, dict[str, list]]:
-    """Charts in the form of `SummaryWriter.add_custom_scalars`, whose patterns match beginnings of tags."""
-    return {
-        group: {title: ["Multiline", [f"{tag}$" for tag in tags]] for title, tags in charts.items()}
-        for group, charts in groups.items()
-    }
+        # TensorBoard's patterns match beginnings of tags.
+        return {
+            group: {title: ["Multiline", [f"{tag}$" for tag in tags]] for title, tags in charts.items()}
+            for group, charts in groups.items()
+        }
 
 
 def needed(trainer: L.Trainer, kind: type[Kind], by: L.Callback) -> Kind:
-    """The trainer's callback of a kind.
-
-    Raises:
-        UserError: there is none.
-    """
+    """The trainer's callback of a kind; a UserError if there is none."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, kind):
             return callback
@@ -143,19 +133,26 @@ def writer_of(logger: Logger) -> Any:
     return getattr(logger, "experiment", None)
 
 
-def takes_images(logger: Logger) -> bool:
-    """Whether a logger has a place for images: `log_image`, as W&B's, or TensorBoard's writer. On rank zero."""
-    return hasattr(logger, "log_image") or hasattr(writer_of(logger), "add_image")
+def takers(trainer: L.Trainer, of: str) -> list[Logger]:
+    """Loggers with a place for an "image" or a "text": `log_image`, as W&B's, or TensorBoard's writer. On rank zero."""
+    return [x for x in trainer.loggers if hasattr(x, f"log_{of}") or hasattr(writer_of(x), f"add_{of}")]
 
 
-def takes_texts(logger: Logger) -> bool:
-    """Whether a logger has a place for texts: `log_text`, as W&B's, or TensorBoard's writer. On rank zero."""
-    return hasattr(logger, "log_text") or hasattr(writer_of(logger), "add_text")
+def add_point(points: list[Any], point: tuple[Any, ...], most: int) -> None:
+    """Add a point to a curve that a checkpoint keeps, in order of the points' first values.
+
+    After a rollback the run comes by the same places again: later points go. Of more than `most`, every second goes.
+    """
+    while points and points[-1][0] >= point[0]:
+        points.pop()
+    points.append(point)
+    if len(points) > most:
+        del points[1::2]
 
 
 def write_image(trainer: L.Trainer, name: str, image: np.ndarray) -> None:
     """Hand an image (H,W,3) of uint8 to every logger that takes images; called on rank zero."""
-    for logger in filter(takes_images, trainer.loggers):
+    for logger in takers(trainer, "image"):
         if hasattr(logger, "log_image"):
             logger.log_image(name, [image], step=trainer.global_step)
         else:
@@ -163,11 +160,8 @@ def write_image(trainer: L.Trainer, name: str, image: np.ndarray) -> None:
 
 
 def write_texts(trainer: L.Trainer, name: str, parts: Mapping[str, str]) -> None:
-    """Hand texts by their titles to every logger that takes texts: a row of a table in W&B, Markdown in TensorBoard.
-
-    Called on rank zero.
-    """
-    for logger in filter(takes_texts, trainer.loggers):
+    """Hand texts by title to loggers that take them (W&B: a table's row; else Markdown); called on rank zero."""
+    for logger in takers(trainer, "text"):
         if hasattr(logger, "log_text"):
             logger.log_text(name, list(parts), [list(parts.values())], step=trainer.global_step)
         else:

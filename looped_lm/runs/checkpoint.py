@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from torch import Tensor
 from looped_lm.common.errors import UserError
 
 SHOWN = 8
+_verified: set[tuple[int, int, int]] = set()
 MICRO_BATCHES = "micro_batches_per_step"
 """Key of a checkpoint under which the micro-batches of one of its run's optimizer steps are counted."""
 
@@ -31,8 +33,7 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
 def verify(path: str | Path) -> None:
     """Compare a checkpoint's content with the checksums that were written with it.
 
-    `torch.save` writes a zip archive with a CRC-32 of every record, and `torch.load` does not look at them: it gives
-    back whatever is in the file.
+    `torch.save` writes a zip archive with a CRC-32 of every record, which `torch.load` ignores.
 
     Raises:
         UserError: the file is truncated, damaged, or none that `torch.save` writes.
@@ -44,6 +45,18 @@ def verify(path: str | Path) -> None:
         raise _unreadable(path, error) from error
     if damaged is not None:
         raise UserError(f"{path} is damaged: the checksum of {damaged!r} in it does not match its content.")
+    _verified.add(_written(path))
+
+
+def verify_once(path: str | Path) -> None:
+    """Verify a checkpoint, unless this process has read every byte since the file was written; raises as `verify`."""
+    if not Path(path).is_file() or _written(path) not in _verified:
+        verify(path)
+
+
+def _written(path: str | Path) -> tuple[int, int, int]:
+    found = os.stat(path)
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _unreadable(path: str | Path, error: Exception) -> UserError:
@@ -76,11 +89,7 @@ class Stored:
 
 
 def look(path: str | Path) -> Stored:
-    """What a checkpoint says of its run.
-
-    Raises:
-        UserError: the file cannot be read, or is not a checkpoint of a LoopedLM.
-    """
+    """What a checkpoint says of its run; a UserError if it cannot be read, or is none of a LoopedLM."""
     checkpoint = _read(path, mmap=True)
     record = checkpoint.get("run_record")
     return Stored(Path(path), int(checkpoint["global_step"]), record if isinstance(record, dict) else {})
@@ -105,10 +114,7 @@ def _modified(path: Path) -> int:
 
 
 def newest_whole(folder: str | Path) -> tuple[Stored | None, dict[Path, str]]:
-    """The newest checkpoint of a folder that training can go on from, and the damaged ones with the reason.
-
-    Every byte of the one that is returned was checked; older ones were not looked at.
-    """
+    """The newest checkpoint of a folder whose every byte is right, and the damaged newer ones with the reason."""
     found, damaged = in_folder(folder)
     for stored in found:
         try:
@@ -135,15 +141,16 @@ class Difference:
 def differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[Difference]:
     """Every leaf of two nested mappings that is not equal; a key that one side lacks counts as None there."""
     old, new = _leaves(stored), _leaves(given)
-    return [
-        Difference(key, old.get(key), new.get(key))
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key)
-    ]
+    both = [Difference(key, old.get(key), new.get(key)) for key in sorted(old.keys() | new.keys())]
+    return [d for d in both if d.stored != d.given]
 
 
 def _leaves(values: Any, prefix: str = "") -> dict[str, Any]:
-    if _is_list_of_components(values):
+    if (
+        isinstance(values, list)
+        and values
+        and all(isinstance(v, Mapping) and "class_path" in v for v in values)
+    ):
         # By class and not by place: a callback more would make a difference of all that follow.
         names = [str(v["class_path"]) for v in values]
         places = [f"#{names[:i].count(n) + 1}" if n in names[:i] else "" for i, n in enumerate(names)]
@@ -156,24 +163,12 @@ def _leaves(values: Any, prefix: str = "") -> dict[str, Any]:
     return {prefix: list(values) if isinstance(values, tuple) else values}
 
 
-def _is_list_of_components(values: Any) -> bool:
-    return (
-        isinstance(values, list)
-        and bool(values)
-        and all(isinstance(v, Mapping) and "class_path" in v for v in values)
-    )
-
-
 def compare_tensors(
     stored: Mapping[str, Tensor],
     own: Mapping[str, Tensor],
     way_out: str = "Use the configuration the checkpoint was trained with, or LoopedLM.load_from_checkpoint(path).",
 ) -> None:
-    """Refuse weights of another architecture.
-
-    Raises:
-        UserError: naming the tensors that differ in shape or exist on one side only.
-    """
+    """Refuse weights of another architecture: a UserError names tensors of another shape, and those one side lacks."""
     problems = [
         f"{name}: {tuple(stored[name].shape)} in the checkpoint, {tuple(own[name].shape)} in the model"
         for name in sorted(own.keys() & stored.keys())
@@ -191,11 +186,7 @@ def compare_tensors(
 
 
 def refuse_weights_alone(checkpoint: Mapping[str, Any]) -> None:
-    """Refuse to train on from a checkpoint that was converted, or saved without the optimizer.
-
-    Raises:
-        UserError: it has no optimizer state.
-    """
+    """Refuse, by a UserError, to train on from a checkpoint without an optimizer's state, as converted ones are."""
     if not checkpoint.get("optimizer_states"):
         raise UserError(
             "The checkpoint holds weights and no state of an optimizer, as converted ones do, so training cannot go on "
@@ -204,15 +195,10 @@ def refuse_weights_alone(checkpoint: Mapping[str, Any]) -> None:
 
 
 def realign(checkpoint: dict[str, Any], micro_batches: int, data: object) -> None:
-    """Count a checkpoint's micro-batches anew where a step has more or fewer of them than before.
+    """Count a checkpoint's micro-batches anew, in place, for a step that consists of `micro_batches`.
 
     With another number of processes or rows per device a step consists of another number of micro-batches. Lightning
     takes the end of a step, and the time of a validation, from how many there were since the beginning of training.
-
-    Args:
-        checkpoint: as loaded; its counters are changed in place before Lightning and the data module read them.
-        micro_batches: of one optimizer step in the run that goes on.
-        data: its data module.
     """
     then = checkpoint.get(MICRO_BATCHES)
     if then in (None, micro_batches):

@@ -11,7 +11,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 
 from fitting.records import RunRecord, record_path
 from looped_lm.common.writing import failing_with, new_file
-from looped_lm.runs.checkpoint import Stored, verify
+from looped_lm.runs.checkpoint import Stored, verify_once
 from looped_lm.runs.lightning_internals import WrappingCheckpointIO
 
 RECORD_KEY = "run_record"
@@ -41,7 +41,7 @@ class RecordingCheckpointIO(WrappingCheckpointIO):
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         if "://" not in str(path):
-            verify(path)
+            verify_once(path)
         return super().load_checkpoint(path, *args, **kwargs)
 
     def remove_checkpoint(self, path: Any) -> None:
@@ -57,11 +57,7 @@ def write_checkpoint(checkpoint: Mapping[str, Any], path: str | Path) -> None:
 
 
 def write_record(record: Mapping[str, Any], checkpoint: str | Path) -> None:
-    """Write the record that a checkpoint holds beside it.
-
-    Raises:
-        UserError: the disk is full, or the folder cannot be written to.
-    """
+    """Write the record that a checkpoint holds beside it; a UserError where the disk does not take it."""
     path = record_path(checkpoint)
     with failing_with("The checkpoint beside it is whole, and --resume auto goes on from it.", path):
         RunRecord.from_dict(record).save(path)

@@ -1,7 +1,6 @@
-"""The folder of a run: which one it gets, who may write there, and where a run goes on.
+"""The folder of a run, `<save_dir>/<run name>/version_<N>`: which one it gets, who writes there, where a run goes on.
 
-A run writes into `<save_dir>/<run name>/version_<N>`. One process at a time holds it, by a lock that the operating
-system lets go of with the process, however that ends.
+One process at a time holds it, by a lock that the operating system lets go of with the process, however that ends.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ AUTO = "auto"
 CHECKPOINTS = "checkpoints"
 LOCK_SECONDS = 10.0
 """How long a folder that is taken is waited for: workers of a killed process may outlive it by some seconds."""
-_LOCK, _OWNER = ".lock", ".owner"
 _MAKE_ROOM = "Make room, or see who may write there, and give the same command again."
+_ANOTHER_PLACE = "Choose another place with the logger's save_dir, or make room; nothing was changed."
 _VERSION = re.compile(r"version_(\d+)")
 #: Keys of a configuration that may differ between the parts of one run without changing it. The module compares its
 #: own hyperparameters.
@@ -51,7 +50,7 @@ def new_version(root: Path) -> Path:
     Raises:
         UserError: the folder cannot be made.
     """
-    with _failing_in(root):
+    with failing_with(_ANOTHER_PLACE, root):
         root.mkdir(parents=True, exist_ok=True)
         taken = versions(root)
         number = 1 + int(taken[0].name.removeprefix("version_")) if taken else 0
@@ -64,28 +63,14 @@ def new_version(root: Path) -> Path:
 
 
 @contextmanager
-def _failing_in(place: Path) -> Iterator[None]:
-    """Say what to do where a folder cannot be made or taken."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"The run's folder cannot be made in {place}: {error.strerror} ({error.filename}). Choose another place "
-            "with the logger's save_dir, or make room; nothing was changed."
-        ) from error
-
-
-@contextmanager
 def held(folder: Path) -> Iterator[None]:
     """Keep other processes out of a folder.
 
     Raises:
-        UserError: another process writes there; it is named.
-        UserError: the folder cannot be made or written to.
+        UserError: another process writes there (it is named), or the folder cannot be made or written to.
     """
-    owner = folder / _OWNER
-    lock = FileLock(folder / _LOCK)
-    with _failing_in(folder):
+    owner, lock = folder / ".owner", FileLock(folder / ".lock")
+    with failing_with(_ANOTHER_PLACE, folder):
         folder.mkdir(parents=True, exist_ok=True)
         try:
             lock.acquire(timeout=LOCK_SECONDS)
@@ -134,8 +119,8 @@ class RunFolder:
 
     Raises:
         UserError: both `resume` and `ckpt_path`; a folder to resume that does not exist, is another run's, or has no
-            whole checkpoint; results of another run in the way; another process that writes into the folder.
-        UserError: the folder cannot be made or written to.
+            whole checkpoint; results of another run in the way; another process that writes into the folder; a folder
+            that cannot be made or written to.
     """
 
     def __init__(self, trainer: L.Trainer, run_name: str, resume: str | None, ckpt_path: str | None) -> None:
@@ -164,8 +149,8 @@ class RunFolder:
         #: Checkpoints that cannot be used, with the reason.
         self.damaged: dict[Path, str] = {}
         if resume == AUTO:
-            place = self._fixed[0] if self._fixed else None
-            self.checkpoint, self.damaged = newest_whole(place) if place else newest_of_run(self._root)
+            found = newest_whole(self._fixed[0]) if self._fixed else newest_of_run(self._root)
+            self.checkpoint, self.damaged = found
             self.folder = self._folder_of(self.checkpoint)
         elif resume:
             self._find_in(Path(resume))
@@ -256,8 +241,6 @@ class RunFolder:
                 f"{there.name}: give another dirpath, leave it out, or go on with --resume auto."
             )
 
-    # ---- What is said of it ---------------------------------------------------------------------------------------
-
     def report(self, resume: str | None, config: dict[str, Any]) -> None:
         """Say where the run goes on and how its configuration differs from the one that wrote the checkpoint.
 
@@ -280,13 +263,10 @@ class RunFolder:
                 "run. Give it another --run_name, or the same seed, or --resume FOLDER to go on with that one "
                 "regardless."
             )
-        changed = [d for d in differences(recorded, config) if not d.key.startswith(_NOT_COMPARED)]
+        changed = [f"\n  {d}" for d in differences(recorded, config) if not d.key.startswith(_NOT_COMPARED)]
         if recorded and changed:
-            say(
-                self._trainer,
-                "The configuration differs from the checkpoint's; the one given here is used:\n"
-                + "\n".join(f"  {d}" for d in changed),
-            )
+            told = "The configuration differs from the checkpoint's; the one given here is used:"
+            say(self._trainer, told + "".join(changed))
 
     def finished(self, planned: int) -> bool:
         """Whether nothing is left to do for a run of `planned` optimizer steps."""

@@ -1,8 +1,7 @@
-"""Every private part of Lightning that this project touches, each behind a function that says what it is for.
+"""Every private part of Lightning (2.6.6) that this project touches, each behind a function that says what it is for.
 
-All were checked with Lightning 2.6.6. `tests/looped_lm/runs/test_lightning_internals.py` fails where one of them moves,
-and where another file touches a private part. Loops, their counters and their limits count as private here: no page of
-Lightning's documentation promises them.
+`tests/looped_lm/runs/test_lightning_internals.py` fails where one of them moves, and where another file touches one.
+Loops, their counters and their limits count as private: no page of Lightning's documentation promises them.
 """
 
 from __future__ import annotations
@@ -18,11 +17,8 @@ from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO as WrappingCheckpointIO
 from torch import Tensor
 
-__all__ = [
-    "WrappingCheckpointIO"
-]  # Strategies ask for this class; a public `CheckpointIO` around another is refused.
-
-# ---- Loggers ---------------------------------------------------------------------------------------------------------
+# Strategies ask for this class; a public `CheckpointIO` around another is refused.
+__all__ = ["WrappingCheckpointIO"]
 
 
 def version_given(logger: TensorBoardLogger | CSVLogger) -> int | str | None:
@@ -38,13 +34,10 @@ def write_into(logger: TensorBoardLogger | CSVLogger, version: str) -> None:
 def purge_after(logger: Logger, step: int) -> None:
     """Have readers of TensorBoard's files leave out what earlier files hold after `step`.
 
-    The writer takes that as an argument, and the logger's constructor alone hands arguments on.
+    It is an argument of the writer, which only the logger's constructor hands on.
     """
     if isinstance(logger, TensorBoardLogger):
         logger._kwargs["purge_step"] = step + 1
-
-
-# ---- Steps and batches -----------------------------------------------------------------------------------------------
 
 
 def set_max_steps(trainer: L.Trainer, steps: int) -> None:
@@ -83,9 +76,6 @@ def take_steps_back(trainer: L.Trainer, checkpoint: Mapping[str, Any]) -> None:
     loop._batches_that_stepped = saved["epoch_loop.state_dict"]["_batches_that_stepped"]
 
 
-# ---- Validation ------------------------------------------------------------------------------------------------------
-
-
 def validate_now(trainer: L.Trainer) -> None:
     """Run the validation of fit. `Trainer.validate` would end the fit."""
     loop = trainer.fit_loop.epoch_loop.val_loop
@@ -106,9 +96,6 @@ def validation_progress(trainer: L.Trainer) -> tuple[int, float]:
     return loop.batch_progress.current.ready, sum(loop.max_batches)
 
 
-# ---- Signals ---------------------------------------------------------------------------------------------------------
-
-
 def cluster_environment(trainer: L.Trainer) -> ClusterEnvironment:
     """The environment whose settings Lightning's signal handlers follow. A strategy of one device has none to ask."""
     return trainer._accelerator_connector.cluster_environment
@@ -126,23 +113,17 @@ def take_sigterm(trainer: L.Trainer) -> bool:
     return received
 
 
-# ---- Modules and checkpoints -----------------------------------------------------------------------------------------
-
-
 def is_attached(module: L.LightningModule) -> bool:
     """Whether a module has a trainer; the public `trainer` raises where it has none."""
     return module._trainer is not None
 
 
 def save_now(saver: ModelCheckpoint, trainer: L.Trainer) -> str | None:
-    """Have a checkpoint callback save this step as one of its own, if it did not yet.
+    """Have a checkpoint callback save this step as one of its own, if it did not yet; None if it keeps those it has.
 
     `Trainer.save_checkpoint` would leave a file that the callback neither counts nor removes.
-
-    Returns:
-        The path; None where the callback keeps those that it has.
     """
-    if saver._last_global_step_saved != trainer.global_step:
+    if not saver._should_skip_saving_checkpoint(trainer):
         saver._save_topk_checkpoint(trainer, saver._monitor_candidates(trainer))
     return saver._last_checkpoint_saved if saver._last_global_step_saved == trainer.global_step else None
 
@@ -153,11 +134,6 @@ class NewestCheckpoints(ModelCheckpoint):
     ModelCheckpoint has no public place for any of this: which step a checkpoint is of, a second one of the same step,
     what is removed, and what comes before one is written.
     """
-
-    def save(self, trainer: L.Trainer) -> None:
-        """Write the state as it is, unless that was done at this step."""
-        if not self._should_skip_saving_checkpoint(trainer):
-            self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
 
     def _save_topk_checkpoint(self, trainer: L.Trainer, monitor_candidates: dict[str, Tensor]) -> None:
         path = self.format_checkpoint_name(monitor_candidates)
@@ -179,9 +155,6 @@ class NewestCheckpoints(ModelCheckpoint):
 
     def _monitor_candidates(self, trainer: L.Trainer) -> dict[str, Tensor]:
         return {**super()._monitor_candidates(trainer), "step": torch.tensor(trainer.global_step)}
-
-
-# ---- Devices ---------------------------------------------------------------------------------------------------------
 
 
 def peak_flops_table() -> Mapping[str, Mapping[Any, float]]:

@@ -26,12 +26,13 @@ SLURM sends it on `scancel`, when nobody wants the job back, and when SLURM requ
 class Preempted(SystemExit):
     """A signal stopped the run. Uncaught, it ends the process with EXIT_STATUS and without a traceback.
 
+    Only rank zero reports EXIT_STATUS: a launcher kills the others of a run as soon as one of them fails.
+
     Args:
         signum: the signal.
         step: optimizer steps done; None before training began.
         checkpoint: where they are saved; None if there was nothing to save.
-        rank: of this process. Only rank zero reports EXIT_STATUS: a launcher kills the others of a run as soon as one
-            of them fails.
+        rank: of this process.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Preempted(SystemExit):
 
     @property
     def wants_requeue(self) -> bool:
-        """Whether the signal means that the run should go back into the queue."""
+        """Whether the run should go back into the queue."""
         return self.signum in REQUEUE_SIGNALS and self.rank == 0
 
 
@@ -107,7 +108,7 @@ def stopped_before_training() -> AbstractContextManager[None]:
     def stop(signum: int) -> None:
         raise Preempted(signum)
 
-    return answered([s for s in SIGNALS if s != signal.SIGINT], stop)
+    return answered((signal.SIGTERM, *REQUEUE_SIGNALS), stop)
 
 
 def report(stop: Preempted) -> int:
@@ -115,10 +116,8 @@ def report(stop: Preempted) -> int:
     if stop.rank == 0:
         print(f"{stop}", file=sys.stderr)
         if stop.checkpoint is not None:
-            print(
-                f"Go on with the same command and --resume auto, or with --ckpt_path {stop.checkpoint}",
-                file=sys.stderr,
-            )
+            way_out = f"Go on with the same command and --resume auto, or with --ckpt_path {stop.checkpoint}"
+            print(way_out, file=sys.stderr)
         if stop.wants_requeue and (answer := requeue_job()):
             print(answer, file=sys.stderr)
         sys.stderr.flush()

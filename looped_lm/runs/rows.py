@@ -22,12 +22,9 @@ def go_on_after(logger: Logger, step: int, writes: bool) -> None:
         writes: whether this process is the one that writes logs.
     """
     purge_after(logger, step)
-    if isinstance(logger, CSVLogger) and writes:
-        _keep_rows(logger, step)
-
-
-def _keep_rows(logger: CSVLogger, step: int) -> None:
-    """Lightning's writer deletes the file that it finds; a kill at any moment leaves the rows in one of the two."""
+    if not (isinstance(logger, CSVLogger) and writes):
+        return
+    # Lightning's writer deletes the file that it finds; a kill at any moment leaves the rows in one of the two.
     path = Path(logger.log_dir) / "metrics.csv"
     before = path.with_name("metrics.csv.before")
     if path.is_file():
