@@ -55,7 +55,14 @@ class RandomState(L.Callback):
             then = f"the checkpoint has the states of {len(states)} process(es)"
             say(trainer, f"The random generators start anew: {then}, this run has {trainer.world_size}.")
             return
-        restore(states[trainer.global_rank], trainer.strategy.root_device)
+        state, device = states[trainer.global_rank], trainer.strategy.root_device
+        torch.set_rng_state(state["torch"])
+        kind, keys, *rest = state["numpy"]
+        np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+        version, words, next_gauss = state["python"]
+        random.setstate((version, tuple(words.tolist()), next_gauss))
+        if device.type == "cuda" and "cuda" in state:
+            torch.cuda.set_rng_state(state["cuda"], device)
 
 
 def collect(device: torch.device) -> dict[str, Any]:
@@ -71,14 +78,3 @@ def collect(device: torch.device) -> dict[str, Any]:
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
     return state
-
-
-def restore(state: dict[str, Any], device: torch.device) -> None:
-    """Put all generators of this process where `collect` found them."""
-    torch.set_rng_state(state["torch"])
-    kind, keys, *rest = state["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
-    version, words, next_gauss = state["python"]
-    random.setstate((version, tuple(words.tolist()), next_gauss))
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], device)

@@ -13,7 +13,6 @@ from callbacks.telemetry import needed
 from fitting.records import record_path
 from looped_lm import LoopedLM
 
-
 OF_THE_RECORD = "d_model num_recurrences seed batch_tokens n_once n_rec flops_per_token steps_planned".split()
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint as plain data: read, verified, compared with what it is to be loaded into, and made fit to resume."""
+"""A checkpoint as a file and as plain data: written whole, read, verified, compared, and made fit to resume."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric.plugins import TorchCheckpointIO
 from torch import Tensor
 
+from fitting.records import RunRecord, record_path
 from looped_lm.common.errors import UserError
+from looped_lm.common.writing import failing_with, new_file
+from looped_lm.runs.lightning_internals import WrappingCheckpointIO
 
 SHOWN = 8
-_verified: set[tuple[int, int, int]] = set()
+RECORD_KEY = "run_record"
+_verified: set[tuple[int, ...]] = set()
 MICRO_BATCHES = "micro_batches_per_step"
 """Key of a checkpoint under which the micro-batches of one of its run's optimizer steps are counted."""
 
@@ -50,13 +55,13 @@ def verify(path: str | Path) -> None:
 
 def verify_once(path: str | Path) -> None:
     """Verify a checkpoint, unless this process has read every byte since the file was written; raises as `verify`."""
-    if not Path(path).is_file() or _written(path) not in _verified:
+    if _written(path) not in _verified:
         verify(path)
 
 
-def _written(path: str | Path) -> tuple[int, int, int]:
-    found = os.stat(path)
-    return found.st_ino, found.st_size, found.st_mtime_ns
+def _written(path: str | Path) -> tuple[int, ...]:
+    found = os.stat(path) if os.path.exists(path) else None
+    return (found.st_ino, found.st_size, found.st_mtime_ns) if found else ()
 
 
 def _unreadable(path: str | Path, error: Exception) -> UserError:
@@ -91,7 +96,7 @@ class Stored:
 def look(path: str | Path) -> Stored:
     """What a checkpoint says of its run; a UserError if it cannot be read, or is none of a LoopedLM."""
     checkpoint = _read(path, mmap=True)
-    record = checkpoint.get("run_record")
+    record = checkpoint.get(RECORD_KEY)
     return Stored(Path(path), int(checkpoint["global_step"]), record if isinstance(record, dict) else {})
 
 
@@ -106,11 +111,7 @@ def in_folder(folder: str | Path) -> tuple[list[Stored], dict[Path, str]]:
             if path.exists():
                 unreadable[path] = str(error)
     # Two of one step: the later one was written after the run had gone back.
-    return sorted(found, key=lambda c: (c.step, _modified(c.path)), reverse=True), unreadable
-
-
-def _modified(path: Path) -> int:
-    return path.stat().st_mtime_ns if path.exists() else 0
+    return sorted(found, key=lambda c: (c.step, *_written(c.path)[2:]), reverse=True), unreadable
 
 
 def newest_whole(folder: str | Path) -> tuple[Stored | None, dict[Path, str]]:
@@ -124,6 +125,58 @@ def newest_whole(folder: str | Path) -> tuple[Stored | None, dict[Path, str]]:
             continue
         return stored, damaged
     return None, damaged
+
+
+class RecordingCheckpointIO(WrappingCheckpointIO):
+    """Writes checkpoints whole or not at all, and writes and removes the record beside each, whoever asked for it.
+
+    A record comes after its checkpoint and goes before it: where there is a record, there is its checkpoint, too.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, *args: Any, **kwargs: Any) -> None:
+        if "://" in str(path):
+            # An object store shows a whole object or none.
+            super().save_checkpoint(checkpoint, path, *args, **kwargs)
+            return
+        with failing_with(
+            "Earlier checkpoints are untouched: make room, and go on with --resume auto.", path
+        ):
+            if type(self.checkpoint_io) is TorchCheckpointIO:
+                write_checkpoint(checkpoint, path)
+            else:
+                with new_file(path) as aside:
+                    super().save_checkpoint(checkpoint, aside, *args, **kwargs)
+        if RECORD_KEY in checkpoint:
+            write_record(checkpoint[RECORD_KEY], path)
+
+    def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        if "://" not in str(path):
+            verify_once(path)
+        return super().load_checkpoint(path, *args, **kwargs)
+
+    def remove_checkpoint(self, path: Any) -> None:
+        record_path(path).unlink(missing_ok=True)
+        super().remove_checkpoint(path)
+
+
+def write_checkpoint(checkpoint: Mapping[str, Any], path: str | Path) -> None:
+    """Write a checkpoint whole or not at all. Raises what `torch.save` raises, of a full disk, for example."""
+    # Lightning's own way holds the file in memory twice and takes a detour over the system's /tmp.
+    with new_file(path) as aside, aside.open("wb") as file:
+        torch.save(checkpoint, file)
+
+
+def write_record(record: Mapping[str, Any], checkpoint: str | Path) -> None:
+    """Write the record that a checkpoint holds beside it; a UserError where the disk does not take it."""
+    path = record_path(checkpoint)
+    with failing_with("The checkpoint beside it is whole, and --resume auto goes on from it.", path):
+        RunRecord.from_dict(record).save(path)
+
+
+def mend_record(stored: Stored) -> None:
+    """Write the record of a whole checkpoint that has none beside it, as a kill between the two leaves it."""
+    if stored.record and not record_path(stored.path).exists():
+        write_record(stored.record, stored.path)
 
 
 @dataclass(frozen=True)

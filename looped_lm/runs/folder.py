@@ -5,6 +5,7 @@ One process at a time holds it, by a lock that the operating system lets go of w
 
 from __future__ import annotations
 
+import csv
 import datetime
 import os
 import platform
@@ -17,14 +18,13 @@ from typing import Any
 import lightning as L
 from filelock import FileLock, Timeout
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from looped_lm.common.errors import UserError
 from looped_lm.common.text import say
-from looped_lm.common.writing import PARTIAL, failing_with
+from looped_lm.common.writing import PARTIAL, failing_with, new_file
 from looped_lm.runs.checkpoint import Stored, differences, in_folder, look, newest_whole
-from looped_lm.runs.lightning_internals import version_given, write_into
-from looped_lm.runs.rows import go_on_after
+from looped_lm.runs.lightning_internals import purge_after, version_given, write_into
 
 AUTO = "auto"
 CHECKPOINTS = "checkpoints"
@@ -103,6 +103,34 @@ def newest_of_run(root: Path) -> tuple[Stored | None, dict[Path, str]]:
         if found or damaged:
             return found, damaged
     return None, {}
+
+
+def go_on_after(logger: Logger, step: int, writes: bool) -> None:
+    """Have a logger that has not written yet keep its folder's rows up to `step`, and take later ones as not written.
+
+    Rows after the checkpoint exist where a run was killed: the resumed one writes them again. `writes` says whether
+    this process is the one that writes logs.
+    """
+    purge_after(logger, step)
+    if not (isinstance(logger, CSVLogger) and writes):
+        return
+    # Lightning's writer deletes the file that it finds; a kill at any moment leaves the rows in one of the two.
+    path = Path(logger.log_dir) / "metrics.csv"
+    before = path.with_name("metrics.csv.before")
+    if path.is_file():
+        path.replace(before)
+    writer = logger.experiment
+    if not before.is_file():
+        return
+    whole, _, _ = before.read_text(encoding="utf-8").rpartition("\n")  # A kill may leave half a line.
+    rows = csv.DictReader(whole.splitlines())
+    names = list(rows.fieldnames or ["step"])
+    with new_file(path) as aside, aside.open("w", newline="", encoding="utf-8") as file:
+        kept = csv.DictWriter(file, names)
+        kept.writeheader()
+        kept.writerows(row for row in rows if int(float(row["step"])) <= step)
+    writer.metrics_keys = names
+    before.unlink()
 
 
 class RunFolder:
