@@ -20,8 +20,8 @@ from looped_lm.runs.lightning_internals import NewestCheckpoints, batches_begun,
 class Checkpoints(NewestCheckpoints):
     """Writes the run's state after every validation and every `every_n_steps` steps, and keeps the newest.
 
-    An old checkpoint is removed when the new one is on the disk. After a resume those in the folder count as well,
-    whichever the killed process still had in its books; files of other names, such as another callback's, do not.
+    An old checkpoint is removed when the new one is on the disk. After a resume those in the folder count as well;
+    files of other names, such as another callback's, do not.
 
     Args:
         keep: how many stay; -1 keeps all. Two at least, if a damaged one is to have one before it.
@@ -52,15 +52,14 @@ class Checkpoints(NewestCheckpoints):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: LoopedLM, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self.is_due(trainer, pl_module, batch_idx):
+        if pl_module.ends_step(batch_idx) and self.is_due(trainer):
             save_now(self, trainer)
 
-    def is_due(self, trainer: L.Trainer, pl_module: LoopedLM, batch_idx: int) -> bool:
-        """Whether the state is written after this micro-batch; where a validation follows, that is done after it."""
-        if not self.every_n_steps or not pl_module.ends_step(batch_idx):
+    def is_due(self, trainer: L.Trainer) -> bool:
+        """Whether the state is written at the end of this optimizer step, and no validation follows that writes it."""
+        if not self.every_n_steps or trainer.global_step % self.every_n_steps or is_over(trainer):
             return False
-        validates = is_over(trainer) or batches_begun(trainer) % trainer.val_check_batch == 0  # type: ignore[operator]
-        return trainer.global_step % self.every_n_steps == 0 and not validates
+        return batches_begun(trainer) % trainer.val_check_batch != 0  # type: ignore[operator]
 
     def _is_own(self, stored: Stored) -> bool:
         name = Path(self.format_checkpoint_name({"step": torch.tensor(stored.step)})).stem
@@ -68,7 +67,7 @@ class Checkpoints(NewestCheckpoints):
         return re.fullmatch(rf"{re.escape(name)}(-v\d+)?", stored.path.stem) is not None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Take the folder's checkpoints for this run's own, up to its step, and mend what a kill left half done."""
+        """Adopt the folder's checkpoints up to the run's step, and mend what a kill left half done."""
         super().on_train_start(trainer, pl_module)
         folder = Path(str(self.dirpath))
         found: dict[str, int] = {}

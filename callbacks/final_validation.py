@@ -10,13 +10,13 @@ from looped_lm.runs.lightning_internals import reload_validation_data
 
 
 class FinalValidation(L.Callback):
-    """When the last step is done, validates over the data module's full validation rows instead of its fast subset."""
+    """After the last step, validates over the data module's full validation rows, not its fast subset."""
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._use_all_rows(trainer, False)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # A run that stopped before its final validation has just that left; the module makes up for it.
+        # The module makes up for a final validation that a stop came before.
         if is_over(trainer):
             self._use_all_rows(trainer)
 

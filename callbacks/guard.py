@@ -17,32 +17,27 @@ from looped_lm.common.errors import UserError
 from looped_lm.common.text import say
 from looped_lm.runs.lightning_internals import take_steps_back
 
-MEDIAN_OF = 50
-"""Logged training losses that the median of an explosion is taken of."""
-MEDIAN_NEEDS = 5
-"""Losses that must have been logged before one can be told from the usual."""
+#: Logged training losses that the median is taken of, and how many it needs.
+MEDIAN_OF, MEDIAN_NEEDS = 50, 5
 
 
 class Diverged(UserError, FloatingPointError):
-    """A loss or a weight is not finite, or far above the usual; the message says where, and how to go on."""
+    """A loss or a weight is not finite, or far above the usual; says where, and how to go on."""
 
 
 class DivergenceGuard(L.Callback):
     """Stops, or goes back, when a loss is not finite or far above the usual.
 
-    The training loss is looked at where it comes to the host anyway, at logging steps and reduced over ranks, and the
-    validation loss after each validation: every rank sees the same value and does the same. Checkpoints are written
-    after this check and never with weights that are not finite, so the last one is good; the run record says
-    `diverged`.
+    The training loss, reduced over ranks, is looked at where it comes to the host anyway, at logging steps, and the
+    validation loss after each validation. Checkpoints are written after this check and never with weights that are
+    not finite, so the last one is good; the run record says `diverged`.
 
-    To go back is to load weights, optimizer, schedule and counters of the last checkpoint, and to train on with the
-    rows that come next: those read since that checkpoint are left out. The run record counts how often that happened.
-    It belongs before `FinalValidation` in the list of callbacks, which it takes back a last step from.
+    To go back is to load weights, optimizer, schedule and counters of the last checkpoint, and to leave out the rows
+    that were read since; the run record counts that. It belongs before `FinalValidation` in the list of callbacks.
 
     Args:
-        max_loss_ratio: training loss over the median of the last 50 logged ones that counts as diverged; None
-            looks for values that are not finite only. It speaks after five logged losses. With sampled recurrences the
-            losses are those of different counts: leave room for that.
+        max_loss_ratio: training loss over the median of the last 50 logged ones (five at least) that is too high; None
+            looks for values that are not finite only. Sampled recurrences need some room.
         max_rollbacks: how often the run goes back instead of stopping.
 
     Raises:
@@ -77,11 +72,7 @@ class DivergenceGuard(L.Callback):
         if pl_module.logs_step(trainer.global_step) and "train/loss" in trainer.callback_metrics:
             fault = self._fault_of(float(trainer.callback_metrics["train/loss"]))
         saves = [c for c in trainer.checkpoint_callbacks if isinstance(c, Checkpoints)]
-        if (
-            fault is None
-            and self.max_rollbacks
-            and any(c.is_due(trainer, pl_module, batch_idx) for c in saves)
-        ):
+        if fault is None and self.max_rollbacks and any(c.is_due(trainer) for c in saves):
             fault = _weights_fault(pl_module)
         if fault:
             self._diverged(trainer, pl_module, fault)

@@ -19,11 +19,9 @@ KEPT_COLUMNS = 128
 class LaneMaps(L.Callback):
     """Draws what every recurrence does to the lanes as heat maps, `lanes/<name>`, at every validation.
 
-    The names and weights are those of `Lanes.recurrence_weights`: mixing matrices M_i, reads alpha_i and writes beta_i
-    of hyperconnection lanes, or whatever lanes of your own return. Above the weights as they are now, one matrix for
-    each recurrence (row: target lane, column: source lane), or one column where a recurrence has a vector; below, how
-    far every entry has moved since the first validation, over the validations so far. Lanes without such weights, and
-    loggers that take no images, get nothing.
+    Names and weights are those of `Lanes.recurrence_weights`, such as M_i, alpha_i and beta_i of hyperconnection lanes.
+    Above the weights now, a matrix for each recurrence (row: target lane, column: source lane) or a column; below, how
+    far every entry has moved since the first validation. Other loggers than those of images get nothing.
     """
 
     def __init__(self) -> None:
@@ -77,7 +75,7 @@ def strip(weights: np.ndarray) -> np.ndarray:
 
 
 def draw(name: str, steps: list[int], past: list[np.ndarray]) -> np.ndarray:
-    """Heat maps as an image (H,W,3) of uint8, of weights (r,K,L), (r,K) or (r,) at validations after these steps."""
+    """Heat maps (H,W,3) of uint8 of weights (r,K,L), (r,K) or (r,), past ones after each of `steps`."""
     # It takes a second to import, and only drawing needs it.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -88,8 +86,7 @@ def draw(name: str, steps: list[int], past: list[np.ndarray]) -> np.ndarray:
     each = len(moved) // r
     numbers = [str(i) for i in range(r)]
     heights = 0.25 * max(len(now), 2), min(0.6 + 0.08 * len(moved), 5.0)
-    # Small, so that its letters can be read where TensorBoard shows it small. Margins in inches: to have matplotlib
-    # find them takes longer than all of the drawing.
+    # Letters that can be read where TensorBoard shows it small. Finding margins takes matplotlib longer than drawing.
     whole = 0.35 + heights[0] + 0.95 + heights[1] + 0.55
     figure = Figure(figsize=(5, whole), dpi=120)
     canvas = FigureCanvasAgg(figure)

@@ -14,8 +14,8 @@ from callbacks.telemetry import Telemetry, Values, add_point, needed, write_scal
 from looped_lm import LoopedLM
 from looped_lm.common.errors import UserError
 
-#: FLOPs in one unit of the axis of TensorBoard's `by_mflops/`: counts of FLOPs themselves do not fit into its 64 bits.
-#: Fewer than any optimizer step takes, so that the axis runs ahead of the steps (see the class).
+#: FLOPs in one unit of `by_mflops/`: TensorBoard's 64 bits are too few for FLOPs. Fewer than any optimizer step takes,
+#: so that the axis runs ahead of the steps.
 AXIS_FLOPS = 1e6
 #: Points of a curve that a checkpoint keeps: TensorBoard draws this many.
 KEPT_POINTS = 1000
@@ -24,20 +24,16 @@ Point = tuple[float, float, float]
 
 
 class LossCurves(Telemetry):
-    """Writes training and validation loss against what they cost: tokens, and training FLOPs (convention `paper`).
+    """Writes losses against what they cost: tokens, and training FLOPs (convention `paper`).
 
-    TensorBoard has one x axis, the step. There `by_tokens/train_loss` and `by_tokens/val_loss` have tokens in the place
-    of steps, and `by_mflops/train_loss` and `by_mflops/val_loss` units of 1e6 FLOPs, rounded. Loggers that keep rows
-    (CSV, W&B and others) get `by_cost/train_loss` or `by_cost/val_loss` under the step as usual, in one row with
-    `by_cost/tokens` and `by_cost/flops`, any of which can be an axis.
+    In TensorBoard, whose x axis is the step, `by_tokens/(train|val)_loss` have tokens in the place of steps, and
+    `by_mflops/(train|val)_loss` units of 1e6 FLOPs, rounded. Loggers that keep rows (CSV, W&B and others) get
+    `by_cost/(train|val)_loss` under the step as usual, in one row with `by_cost/tokens` and `by_cost/flops`.
 
-    A resumed run writes its curves anew from the checkpoint: readers of TensorBoard's files drop what is beyond the
-    step of the resume, as counts of tokens and FLOPs are.
-
-    It belongs after `FlopsMonitor` in the list of callbacks, which does the counting.
+    A resumed run writes its curves anew: readers of TensorBoard's files drop what is beyond the step of the resume.
 
     Raises:
-        UserError: there is no FlopsMonitor before it.
+        UserError: there is no `FlopsMonitor`, which counts, before it in the list of callbacks.
     """
 
     shown = {

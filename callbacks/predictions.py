@@ -15,7 +15,7 @@ from looped_lm.common.writing import failing_with
 
 
 class PredictionWriter(BasePredictionWriter):
-    """Writes the loss of every token (nats) as JSON lines, one row of the data each, into the run's log folder.
+    """Writes the loss of every token (nats) as JSON lines, one per row, into the run's log folder.
 
     Each line holds `loss` (mean over the row), `token_losses` and the `recurrences` they were computed with. Every
     process writes a file of its own.

@@ -27,13 +27,11 @@ class Preemption(L.Callback):
     left to the resumed run (see FinalValidation), and one that is running is broken off. A second SIGINT ends the
     process at once. The command line turns `Preempted` into its exit status and asks SLURM to run the job again.
 
-    Lightning's own answers to signals are switched off while this one is at work: its broadcast at every micro-batch,
-    its stop in the midst of a step, its checkpoint from inside the handler.
+    Lightning's own answers, a broadcast at every micro-batch and a stop within a step, are switched off meanwhile.
     """
 
     def __init__(self) -> None:
-        self._received = 0
-        self._agreed = 0
+        self._received = self._agreed = 0
         self._checkpoint: str | None = None
         self._answering = ExitStack()
         self._started_at = 0
@@ -50,8 +48,7 @@ class Preemption(L.Callback):
             return
         # Last in the list: a checkpoint at the step's end holds what all others have counted by then.
         trainer.callbacks = [c for c in trainer.callbacks if c is not self] + [self]  # type: ignore[attr-defined]
-        self._received = self._agreed = 0
-        self._checkpoint = None
+        self._received, self._agreed, self._checkpoint = 0, 0, None
         environment = internals.cluster_environment(trainer)
         if isinstance(environment, SLURMEnvironment):
             environment.auto_requeue = False
@@ -71,10 +68,9 @@ class Preemption(L.Callback):
 
     def _note(self, signum: int) -> None:
         self._received = self._received or signum
-        again = ""
-        if signum == signal.SIGINT:
+        again = "; once more ends it at once, without" if signum == signal.SIGINT else ""
+        if again:
             signal.signal(signum, signal.SIG_DFL)
-            again = "; once more ends it at once, without"
         # Unlike print, a plain write is allowed in a handler.
         os.write(2, f"\n{signal.Signals(signum).name}: saving at the end of this step{again}.\n".encode())
 
@@ -117,7 +113,7 @@ class Preemption(L.Callback):
             # Ranks may have to read one batch more or less.
             batches = torch.tensor([self._common_val_batches], dtype=torch.float64)
             dist.all_reduce(batches, dist.ReduceOp.MIN, group=self._group)
-            # Loaders without a length may end anywhere: ranks that ask each other in between could wait for ever.
+            # Loaders without a length may end anywhere: ranks could wait for each other for ever.
             self._common_val_batches = float(batches) if math.isfinite(batches) else 0.0
 
     def on_validation_batch_end(

@@ -15,15 +15,13 @@ from looped_lm.runs.lightning_internals import validation_progress
 
 
 class StepProgressBar(TQDMProgressBar):
-    """Optimizer steps done of those planned, with loss, tokens/s and the share of the FLOPs.
-
-    The losses come from the device when they are logged and are shown until the next ones.
+    """Optimizer steps done of those planned, with the losses last logged, tokens/s and the share of the FLOPs.
 
     Args:
         refresh_rate: optimizer steps between updates of the line; 0 shows nothing.
     """
 
-    #: The module need not log losses for this bar (`prog_bar=True` makes Lightning fetch them at every micro-batch).
+    #: With `prog_bar=True` Lightning would fetch the module's losses at every micro-batch.
     fetches_losses = True
 
     def __init__(self, refresh_rate: int = 1) -> None:

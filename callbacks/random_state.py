@@ -18,8 +18,8 @@ CHECKPOINT_KEY = "random_state"
 class RandomState(L.Callback):
     """A resumed run draws from Python's, numpy's and torch's generators what the uninterrupted one draws.
 
-    Every rank has a state of its own. With another number of processes than before there is no such thing as the same
-    numbers: the run then goes on with freshly seeded generators, and says so.
+    Every rank has a state of its own. With another number of processes a run goes on with freshly seeded generators,
+    and says so.
     """
 
     def __init__(self) -> None:

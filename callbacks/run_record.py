@@ -41,9 +41,8 @@ class RunRecordWriter(L.Callback):
         if stage == "fit" and not isinstance(trainer.strategy.checkpoint_io, RecordingCheckpointIO):
             needed(trainer, FlopsMonitor, by=self)
             if trainer.limit_val_batches == 0:
-                raise UserError(
-                    "trainer.limit_val_batches is 0: without validation a run has no loss to record."
-                )
+                told = "trainer.limit_val_batches is 0: without validation a run has no loss to record."
+                raise UserError(told)
             trainer.strategy.checkpoint_io = RecordingCheckpointIO(trainer.strategy.checkpoint_io)
 
     def on_run_complete(self, last: Stored) -> None:
@@ -74,9 +73,8 @@ class RunRecordWriter(L.Callback):
         folder = getattr(trainer.checkpoint_callback, "dirpath", None)
         if folder is None or not (trainer.is_global_zero and in_training(trainer) and trainer.global_step):
             return
-        diverged = isinstance(exception, FloatingPointError)
-        reason = f"{type(exception).__name__}: {exception}"
-        record = self.record(trainer, pl_module, "diverged" if diverged else "stopped", reason)
+        status = "diverged" if isinstance(exception, FloatingPointError) else "stopped"
+        record = self.record(trainer, pl_module, status, f"{type(exception).__name__}: {exception}")
         # A disk that is full must not hide what is being raised.
         with suppress(OSError):
             Path(folder).mkdir(parents=True, exist_ok=True)
@@ -100,7 +98,7 @@ class RunRecordWriter(L.Callback):
         monitor = needed(trainer, FlopsMonitor, by=self)
         flops_per_token = pl_module.flops_per_token
         if pl_module.recurrences.varies and monitor.tokens:
-            # Of the steps taken: fewer than planned, or some with other batches before a resume, have another mean.
+            # Of the steps taken: fewer than planned, or a resume with other batches, have another mean.
             flops_per_token = monitor.flops / monitor.tokens
         return describe(
             pl_module,
@@ -129,12 +127,9 @@ class RunRecordWriter(L.Callback):
 def code_version() -> str:
     """Version of the package and, in a git checkout, its commit (with `+` if files differ from it)."""
     root = Path(looped_lm.__file__).resolve().parent.parent
-    version = looped_lm.__version__
-    if not (root / ".git").exists():
-        return version
     describe = ["git", "-C", str(root), "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
-    try:
-        commit = subprocess.run(describe, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return version
-    return f"{version} {commit}"
+    commit = ""
+    with suppress(OSError, subprocess.CalledProcessError):
+        if (root / ".git").exists():
+            commit = subprocess.run(describe, capture_output=True, text=True, check=True).stdout
+    return f"{looped_lm.__version__} {commit}".strip()

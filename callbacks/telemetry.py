@@ -42,7 +42,7 @@ class Telemetry(L.Callback):
         return {}
 
     def after_step(self, trainer: L.Trainer, pl_module: LoopedLM) -> Values:
-        """Values by name from after the optimizer step; called at logging steps, on every rank."""
+        """The same from after the step."""
         return {}
 
     def is_wanted(self, trainer: L.Trainer, pl_module: LoopedLM) -> bool:
@@ -51,7 +51,7 @@ class Telemetry(L.Callback):
         return writes and pl_module.logs_step(trainer.global_step + 1)
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: LoopedLM, optimizer: Optimizer) -> None:
-        # Asked before the step, as the module does that logs the loss: a stop that is decided later logs none.
+        # Before the step, as for the loss that the module logs: a stop that is decided later logs none.
         due = pl_module.logs_step(trainer.global_step + 1)
         self._values = self.before_step(trainer, pl_module, optimizer) if due else None
 
@@ -62,11 +62,10 @@ class Telemetry(L.Callback):
 
 
 class TensorBoardLayout(L.Callback):
-    """Groups the curves of loggers that have a custom layout (TensorBoard): loss, optimizer, recurrences, cost, speed.
+    """Groups the curves of loggers that have a custom layout (TensorBoard).
 
-    Every callback says by a method `charts(trainer, pl_module) -> Charts` what it will log and how that belongs
-    together, so a callback of your own has its place, too. Charts are told by patterns and not by lists of tags:
-    TensorBoard joins the layouts of all runs that it shows, and runs with other recurrences or roles then share charts.
+    Every callback, yours too, says by a method `charts(trainer, pl_module) -> Charts` what it will log, in patterns:
+    TensorBoard joins the layouts of all runs, and those with other recurrences or roles share charts.
     """
 
     def on_train_start(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
@@ -109,11 +108,11 @@ def needed(trainer: L.Trainer, kind: type[Kind], by: L.Callback) -> Kind:
 def write_scalars(trainer: L.Trainer, values: Values, to: Sequence[Logger] | None = None) -> None:
     """Hand values to the trainer's loggers at once, under the number of optimizer steps done.
 
-    Not through `LightningModule.log`, which takes a third of a millisecond for each value, fetches each on its own and
-    repeats the last one where none is logged anew. Such values are for loggers alone: nothing can monitor them.
+    `LightningModule.log` takes a third of a millisecond for each value, fetches each on its own and repeats old ones.
+    Nothing can monitor these values.
 
     Args:
-        trainer: a trainer whose optimizer step has ended; ranks other than zero write nothing.
+        trainer: ranks other than zero write nothing.
         values: numbers by name; tensors () are on one device and cross to the host in one transfer.
         to: some of the trainer's loggers; None: all.
     """
@@ -129,19 +128,19 @@ def write_scalars(trainer: L.Trainer, values: Values, to: Sequence[Logger] | Non
 
 
 def writer_of(logger: Logger) -> Any:
-    """What a logger writes with, such as TensorBoard's SummaryWriter; None if it has no such thing. On rank zero."""
+    """What a logger writes with, such as TensorBoard's SummaryWriter, if anything. On rank zero."""
     return getattr(logger, "experiment", None)
 
 
 def takers(trainer: L.Trainer, of: str) -> list[Logger]:
-    """Loggers with a place for an "image" or a "text": `log_image`, as W&B's, or TensorBoard's writer. On rank zero."""
+    """Loggers that take an "image" or a "text": by `log_image`, as W&B's, or a writer. On rank zero."""
     return [x for x in trainer.loggers if hasattr(x, f"log_{of}") or hasattr(writer_of(x), f"add_{of}")]
 
 
 def add_point(points: list[Any], point: tuple[Any, ...], most: int) -> None:
     """Add a point to a curve that a checkpoint keeps, in order of the points' first values.
 
-    After a rollback the run comes by the same places again: later points go. Of more than `most`, every second goes.
+    After a rollback later points go. Of more than `most`, every second goes.
     """
     while points and points[-1][0] >= point[0]:
         points.pop()
@@ -160,7 +159,7 @@ def write_image(trainer: L.Trainer, name: str, image: np.ndarray) -> None:
 
 
 def write_texts(trainer: L.Trainer, name: str, parts: Mapping[str, str]) -> None:
-    """Hand texts by title to loggers that take them (W&B: a table's row; else Markdown); called on rank zero."""
+    """Hand texts by title to loggers: W&B gets a table's row, others Markdown. Called on rank zero."""
     for logger in takers(trainer, "text"):
         if hasattr(logger, "log_text"):
             logger.log_text(name, list(parts), [list(parts.values())], step=trainer.global_step)
@@ -169,7 +168,7 @@ def write_texts(trainer: L.Trainer, name: str, parts: Mapping[str, str]) -> None
 
 
 def as_markdown(parts: Mapping[str, str]) -> str:
-    """Titles in bold, each over its text, unchanged and indented, so that none of it counts as Markdown."""
+    """Titles in bold over their texts, indented so that none of them counts as Markdown."""
     blocks = []
     for title, text in parts.items():
         lines = text.replace("\t", "    ").splitlines() or [""]

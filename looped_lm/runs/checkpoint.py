@@ -1,4 +1,4 @@
-"""A checkpoint as a file and as plain data: written whole, read, verified, compared, and made fit to resume."""
+"""A checkpoint: written whole, read, verified, compared, and made fit to resume."""
 
 from __future__ import annotations
 
@@ -18,19 +18,14 @@ from looped_lm.common.errors import UserError
 from looped_lm.common.writing import failing_with, new_file
 from looped_lm.runs.lightning_internals import WrappingCheckpointIO
 
-SHOWN = 8
 RECORD_KEY = "run_record"
 _verified: set[tuple[int, ...]] = set()
 MICRO_BATCHES = "micro_batches_per_step"
-"""Key of a checkpoint under which the micro-batches of one of its run's optimizer steps are counted."""
+"""Key of a checkpoint: micro-batches of one optimizer step of its run."""
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
-    """A checkpoint as plain data and tensors, on the CPU, after a check of every byte of it.
-
-    Raises:
-        UserError: the file is damaged, or not a checkpoint of a LoopedLM.
-    """
+    """A verified checkpoint on the CPU; a UserError if it is damaged, or none of a LoopedLM."""
     verify(path)
     return _read(path)
 
@@ -54,7 +49,7 @@ def verify(path: str | Path) -> None:
 
 
 def verify_once(path: str | Path) -> None:
-    """Verify a checkpoint, unless this process has read every byte since the file was written; raises as `verify`."""
+    """Verify a checkpoint, unless this process has done so since it was written."""
     if _written(path) not in _verified:
         verify(path)
 
@@ -66,10 +61,8 @@ def _written(path: str | Path) -> tuple[int, ...]:
 
 def _unreadable(path: str | Path, error: Exception) -> UserError:
     # torch's reasons are paragraphs about its own internals; the first sentence says what it met.
-    reason = str(error).split(". ")[0]
-    return UserError(
-        f"{path} cannot be read as a checkpoint: it is truncated, damaged, or something else ({reason})."
-    )
+    reason = f"it is truncated, damaged, or something else ({str(error).split('. ')[0]})"
+    return UserError(f"{path} cannot be read as a checkpoint: {reason}.")
 
 
 def _read(path: str | Path, mmap: bool = False) -> dict[str, Any]:
@@ -128,9 +121,9 @@ def newest_whole(folder: str | Path) -> tuple[Stored | None, dict[Path, str]]:
 
 
 class RecordingCheckpointIO(WrappingCheckpointIO):
-    """Writes checkpoints whole or not at all, and writes and removes the record beside each, whoever asked for it.
+    """Writes checkpoints whole or not at all, and writes and removes the record beside each.
 
-    A record comes after its checkpoint and goes before it: where there is a record, there is its checkpoint, too.
+    A record comes after its checkpoint and goes before it: it never stands alone.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, *args: Any, **kwargs: Any) -> None:
@@ -138,9 +131,8 @@ class RecordingCheckpointIO(WrappingCheckpointIO):
             # An object store shows a whole object or none.
             super().save_checkpoint(checkpoint, path, *args, **kwargs)
             return
-        with failing_with(
-            "Earlier checkpoints are untouched: make room, and go on with --resume auto.", path
-        ):
+        way_out = "Earlier checkpoints are untouched: make room, and go on with --resume auto."
+        with failing_with(way_out, path):
             if type(self.checkpoint_io) is TorchCheckpointIO:
                 write_checkpoint(checkpoint, path)
             else:
@@ -160,7 +152,7 @@ class RecordingCheckpointIO(WrappingCheckpointIO):
 
 
 def write_checkpoint(checkpoint: Mapping[str, Any], path: str | Path) -> None:
-    """Write a checkpoint whole or not at all. Raises what `torch.save` raises, of a full disk, for example."""
+    """Write a checkpoint whole or not at all; raises what `torch.save` raises."""
     # Lightning's own way holds the file in memory twice and takes a detour over the system's /tmp.
     with new_file(path) as aside, aside.open("wb") as file:
         torch.save(checkpoint, file)
@@ -174,7 +166,7 @@ def write_record(record: Mapping[str, Any], checkpoint: str | Path) -> None:
 
 
 def mend_record(stored: Stored) -> None:
-    """Write the record of a whole checkpoint that has none beside it, as a kill between the two leaves it."""
+    """Write the record that a kill kept from being written beside a whole checkpoint."""
     if stored.record and not record_path(stored.path).exists():
         write_record(stored.record, stored.path)
 
@@ -199,11 +191,8 @@ def differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[Dif
 
 
 def _leaves(values: Any, prefix: str = "") -> dict[str, Any]:
-    if (
-        isinstance(values, list)
-        and values
-        and all(isinstance(v, Mapping) and "class_path" in v for v in values)
-    ):
+    listed = values if isinstance(values, list) else []
+    if listed and all(isinstance(v, Mapping) and "class_path" in v for v in listed):
         # By class and not by place: a callback more would make a difference of all that follow.
         names = [str(v["class_path"]) for v in values]
         places = [f"#{names[:i].count(n) + 1}" if n in names[:i] else "" for i, n in enumerate(names)]
@@ -221,7 +210,7 @@ def compare_tensors(
     own: Mapping[str, Tensor],
     way_out: str = "Use the configuration the checkpoint was trained with, or LoopedLM.load_from_checkpoint(path).",
 ) -> None:
-    """Refuse weights of another architecture: a UserError names tensors of another shape, and those one side lacks."""
+    """Refuse weights of another architecture: a UserError names the tensors that differ."""
     problems = [
         f"{name}: {tuple(stored[name].shape)} in the checkpoint, {tuple(own[name].shape)} in the model"
         for name in sorted(own.keys() & stored.keys())
@@ -230,16 +219,13 @@ def compare_tensors(
     problems += [f"{name}: only in the checkpoint" for name in sorted(stored.keys() - own.keys())]
     problems += [f"{name}: only in the model" for name in sorted(own.keys() - stored.keys())]
     if problems:
-        more = [f"... and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
-        raise UserError(
-            f"The checkpoint holds another architecture; {len(problems)} tensor(s) differ:\n  "
-            + "\n  ".join(problems[:SHOWN] + more)
-            + f"\n{way_out}"
-        )
+        more = [f"... and {len(problems) - 8} more"] if len(problems) > 8 else []
+        told = f"The checkpoint holds another architecture; {len(problems)} tensor(s) differ:"
+        raise UserError("\n  ".join([told, *problems[:8], *more]) + f"\n{way_out}")
 
 
 def refuse_weights_alone(checkpoint: Mapping[str, Any]) -> None:
-    """Refuse, by a UserError, to train on from a checkpoint without an optimizer's state, as converted ones are."""
+    """Refuse, by a UserError, to train on from a checkpoint without an optimizer's state."""
     if not checkpoint.get("optimizer_states"):
         raise UserError(
             "The checkpoint holds weights and no state of an optimizer, as converted ones do, so training cannot go on "
@@ -250,8 +236,8 @@ def refuse_weights_alone(checkpoint: Mapping[str, Any]) -> None:
 def realign(checkpoint: dict[str, Any], micro_batches: int, data: object) -> None:
     """Count a checkpoint's micro-batches anew, in place, for a step that consists of `micro_batches`.
 
-    With another number of processes or rows per device a step consists of another number of micro-batches. Lightning
-    takes the end of a step, and the time of a validation, from how many there were since the beginning of training.
+    Their number depends on processes and rows per device. Lightning takes the ends of steps and the times of
+    validations from how many there were since the beginning of training.
     """
     then = checkpoint.get(MICRO_BATCHES)
     if then in (None, micro_batches):

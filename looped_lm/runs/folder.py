@@ -1,6 +1,6 @@
-"""The folder of a run, `<save_dir>/<run name>/version_<N>`: which one it gets, who writes there, where a run goes on.
+"""The folder of a run: which one it gets, who may write there, and where a run goes on.
 
-One process at a time holds it, by a lock that the operating system lets go of with the process, however that ends.
+It is `<save_dir>/<run name>/version_<N>`. One process holds it, by a lock that ends with the process.
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ from looped_lm.runs.lightning_internals import purge_after, version_given, write
 AUTO = "auto"
 CHECKPOINTS = "checkpoints"
 LOCK_SECONDS = 10.0
-"""How long a folder that is taken is waited for: workers of a killed process may outlive it by some seconds."""
+"""How long a taken folder is waited for: workers of a killed process may outlive it."""
 _MAKE_ROOM = "Make room, or see who may write there, and give the same command again."
 _ANOTHER_PLACE = "Choose another place with the logger's save_dir, or make room; nothing was changed."
 _VERSION = re.compile(r"version_(\d+)")
-#: Keys of a configuration that may differ between the parts of one run without changing it. The module compares its
-#: own hyperparameters.
+#: Keys of a configuration that may differ between the parts of one run; the module compares its own hyperparameters.
 _NOT_COMPARED = ("config", "model.", "ckpt_path", "resume", "weights_only", "trainer.logger")
 
 
@@ -45,21 +44,16 @@ def versions(root: Path) -> list[Path]:
 
 
 def new_version(root: Path) -> Path:
-    """A version folder that did not exist: of two processes that ask at the same time each gets its own.
-
-    Raises:
-        UserError: the folder cannot be made.
-    """
+    """A version folder that did not exist, another for each process; a UserError if it cannot be made."""
     with failing_with(_ANOTHER_PLACE, root):
         root.mkdir(parents=True, exist_ok=True)
         taken = versions(root)
         number = 1 + int(taken[0].name.removeprefix("version_")) if taken else 0
         while True:
-            try:
+            with suppress(FileExistsError):
                 (root / f"version_{number}").mkdir()
                 return root / f"version_{number}"
-            except FileExistsError:
-                number += 1
+            number += 1
 
 
 @contextmanager
@@ -106,10 +100,9 @@ def newest_of_run(root: Path) -> tuple[Stored | None, dict[Path, str]]:
 
 
 def go_on_after(logger: Logger, step: int, writes: bool) -> None:
-    """Have a logger that has not written yet keep its folder's rows up to `step`, and take later ones as not written.
+    """Have a logger that has not written yet keep its folder's rows up to `step`.
 
-    Rows after the checkpoint exist where a run was killed: the resumed one writes them again. `writes` says whether
-    this process is the one that writes logs.
+    Later ones exist where a run was killed: the resumed one writes them again. `writes`: this process writes logs.
     """
     purge_after(logger, step)
     if not (isinstance(logger, CSVLogger) and writes):
@@ -136,8 +129,7 @@ def go_on_after(logger: Logger, step: int, writes: bool) -> None:
 class RunFolder:
     """Finds a run's folder and the checkpoint that it goes on from, and holds the folder while the run writes.
 
-    Every process of a run finds the same checkpoint by looking at the same files; only the first one makes, locks
-    and cleans folders.
+    Every process looks at the same files; only the first one makes, locks and cleans folders.
 
     Args:
         trainer: its loggers and checkpoint callbacks get the run's folder.
@@ -147,8 +139,7 @@ class RunFolder:
 
     Raises:
         UserError: both `resume` and `ckpt_path`; a folder to resume that does not exist, is another run's, or has no
-            whole checkpoint; results of another run in the way; another process that writes into the folder; a folder
-            that cannot be made or written to.
+            whole checkpoint; results of another run or another process in the way; a folder that cannot be written to.
     """
 
     def __init__(self, trainer: L.Trainer, run_name: str, resume: str | None, ckpt_path: str | None) -> None:
@@ -161,16 +152,15 @@ class RunFolder:
         # Loggers of a service (W&B and others) have a folder for all runs, if any.
         shared = next((x.save_dir for x in trainer.loggers if x.save_dir), trainer.default_root_dir)
         root = self._loggers[0].root_dir if self._loggers else str(Path(shared) / run_name)
-        #: Folders behind URLs are left to Lightning: an object store has neither locks nor half-written files.
+        #: Object stores are left to Lightning: they have neither locks nor half-written files.
         self.local = "://" not in root
         self._root = Path(root)
         if resume and ckpt_path:
-            raise UserError(
-                "Both --resume and --ckpt_path are given: --resume finds the checkpoint itself. Leave one out."
-            )
+            told = "Both --resume and --ckpt_path are given: --resume finds the checkpoint itself. Leave one out."
+            raise UserError(told)
         if resume and not self.local:
             raise UserError(f"--resume looks into local folders, and {root} is none: give --ckpt_path URL.")
-        #: The run's, on the process that writes; None before `hold` makes a new one, which others may not know.
+        #: The run's; None before `hold` makes a new one, which only the process that writes may know.
         self.folder: Path | None = None
         #: To go on from; None for a fresh start.
         self.checkpoint: Stored | None = None
@@ -206,11 +196,8 @@ class RunFolder:
         later = [c for c in in_folder(given.path.parent)[0] if c.step > given.step] if self.folder else []
         if later:
             self.folder = None
-            say(
-                self._trainer,
-                f"{given.path} is not the last checkpoint of its run ({later[0].path.name} is later): the run goes "
-                "on in a folder of its own.",
-            )
+            told = f"{given.path} is not the last checkpoint of its run ({later[0].path.name} is later)"
+            say(self._trainer, f"{told}: the run goes on in a folder of its own.")
 
     def _folder_of(self, stored: Stored | None) -> Path | None:
         """The run folder that holds a checkpoint, if it is one of this run's."""
@@ -220,10 +207,7 @@ class RunFolder:
         return folder if folder.parent.resolve() == self._root.resolve() else None
 
     def hold(self, stack: ExitStack) -> None:
-        """Make or take the run's folder, and point the trainer's loggers and checkpoint callbacks there.
-
-        Other processes are kept out of it until `stack` closes.
-        """
+        """Make or take the run's folder until `stack` closes; point loggers and checkpoint callbacks there."""
         if not self.local:
             return
         goes_on_there = self.folder is not None
