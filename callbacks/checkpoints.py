@@ -20,8 +20,8 @@ from looped_lm.runs.lightning_internals import NewestCheckpoints, batches_begun,
 class Checkpoints(NewestCheckpoints):
     """Writes the run's state after every validation and every `every_n_steps` steps, and keeps the newest.
 
-    An old checkpoint is removed when the new one is on the disk. After a resume those in the folder count as well;
-    files of other names, such as another callback's, do not.
+    An old one is removed when the new one is on the disk. After a resume those in the folder count, too, but not files
+    of other names, such as another callback's.
 
     Args:
         keep: how many stay; -1 keeps all. Two at least, if a damaged one is to have one before it.
@@ -56,7 +56,7 @@ class Checkpoints(NewestCheckpoints):
             save_now(self, trainer)
 
     def is_due(self, trainer: L.Trainer) -> bool:
-        """Whether the state is written at the end of this optimizer step, and no validation follows that writes it."""
+        """Whether the state is written at this step's end; where a validation follows, that comes first."""
         if not self.every_n_steps or trainer.global_step % self.every_n_steps or is_over(trainer):
             return False
         return batches_begun(trainer) % trainer.val_check_batch != 0  # type: ignore[operator]

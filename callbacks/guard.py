@@ -28,9 +28,9 @@ class Diverged(UserError, FloatingPointError):
 class DivergenceGuard(L.Callback):
     """Stops, or goes back, when a loss is not finite or far above the usual.
 
-    The training loss, reduced over ranks, is looked at where it comes to the host anyway, at logging steps, and the
-    validation loss after each validation. Checkpoints are written after this check and never with weights that are
-    not finite, so the last one is good; the run record says `diverged`.
+    The training loss, reduced over ranks, is looked at at logging steps, when it comes to the host anyway, and the
+    validation loss after each validation. Checkpoints are written after this check and with finite weights only, so
+    the last one is good; the run record says `diverged`.
 
     To go back is to load weights, optimizer, schedule and counters of the last checkpoint, and to leave out the rows
     that were read since; the run record counts that. It belongs before `FinalValidation` in the list of callbacks.

@@ -86,7 +86,7 @@ def draw(name: str, steps: list[int], past: list[np.ndarray]) -> np.ndarray:
     each = len(moved) // r
     numbers = [str(i) for i in range(r)]
     heights = 0.25 * max(len(now), 2), min(0.6 + 0.08 * len(moved), 5.0)
-    # Letters that can be read where TensorBoard shows it small. Finding margins takes matplotlib longer than drawing.
+    # Letters stay readable where TensorBoard shows it small; finding margins takes matplotlib too long.
     whole = 0.35 + heights[0] + 0.95 + heights[1] + 0.55
     figure = Figure(figsize=(5, whole), dpi=120)
     canvas = FigureCanvasAgg(figure)

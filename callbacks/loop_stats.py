@@ -28,8 +28,8 @@ class LoopStats(Telemetry):
     - `loop/mixing_<i>`: largest singular value of the lanes' mixing matrix M_i, where lanes have such matrices
       (`Lanes.mixing_matrices`): products of values above 1 let the lanes grow without bound.
 
-    Values come from the first rows of the step's last micro-batch, on rank zero: only these are copied per recurrence.
-    A recurrence that did not run is not logged.
+    Values come from the first rows of the step's last micro-batch, on rank zero, for recurrences that ran; only these
+    rows are copied.
 
     Args:
         rows: rows of the micro-batch that are looked at; each has T·d numbers per lane.
@@ -108,8 +108,8 @@ class GradientShare(Telemetry):
     With y_i the block's normalised output in recurrence i, which the lanes take in, and L the loss of the step:
     share_i = ‖∂L/∂y_i‖ / sum_j ‖∂L/∂y_j‖. ∂L/∂y_i is all of the gradient that reaches the block's parameters by way of
     recurrence i; all outputs have the scale of the norm's weight, so they compare. Shares sum to 1, with 0 for
-    recurrences that run forward only (truncated BPTT). The norms of the parameters' own gradients per recurrence would
-    take a backward pass for each.
+    recurrences that run forward only (truncated BPTT). Parameters' gradients per recurrence would take a backward pass
+    for each.
 
     Norms are over the tokens of all micro-batches of the step, on rank zero, for recurrences that ran.
     """

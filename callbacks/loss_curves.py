@@ -14,8 +14,8 @@ from callbacks.telemetry import Telemetry, Values, add_point, needed, write_scal
 from looped_lm import LoopedLM
 from looped_lm.common.errors import UserError
 
-#: FLOPs in one unit of `by_mflops/`: TensorBoard's 64 bits are too few for FLOPs. Fewer than any optimizer step takes,
-#: so that the axis runs ahead of the steps.
+#: FLOPs in one unit of `by_mflops/`: TensorBoard's 64 bits are too few for FLOPs. An optimizer step takes more, so the
+#: axis runs ahead of the steps.
 AXIS_FLOPS = 1e6
 #: Points of a curve that a checkpoint keeps: TensorBoard draws this many.
 KEPT_POINTS = 1000

@@ -1,4 +1,4 @@
-"""What the optimizer is given and what it does: learning rates, norms of gradients and of updates, by role."""
+"""What the optimizer does, by role: learning rates, norms of gradients and of updates."""
 
 from __future__ import annotations
 

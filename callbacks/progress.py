@@ -15,7 +15,7 @@ from looped_lm.runs.lightning_internals import validation_progress
 
 
 class StepProgressBar(TQDMProgressBar):
-    """Optimizer steps done of those planned, with the losses last logged, tokens/s and the share of the FLOPs.
+    """Optimizer steps done of those planned, with the last losses, tokens/s and share of FLOPs.
 
     Args:
         refresh_rate: optimizer steps between updates of the line; 0 shows nothing.

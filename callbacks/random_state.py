@@ -18,8 +18,7 @@ CHECKPOINT_KEY = "random_state"
 class RandomState(L.Callback):
     """A resumed run draws from Python's, numpy's and torch's generators what the uninterrupted one draws.
 
-    Every rank has a state of its own. With another number of processes a run goes on with freshly seeded generators,
-    and says so.
+    Every rank has a state of its own. With another number of processes the generators start anew, and the run says so.
     """
 
     def __init__(self) -> None:

@@ -84,6 +84,7 @@ class RunRecordWriter(L.Callback):
         self, trainer: L.Trainer, pl_module: LoopedLM, status: str | None = None, reason: str | None = None
     ) -> RunRecord:
         """The run as it stands now."""
+        data, others = trainer.datamodule, trainer.callbacks  # type: ignore[attr-defined]
         steps, planned = trainer.global_step, pl_module.plan.steps
         finished = steps >= planned and self._validation["val_step"] == steps
         if status is None:
@@ -91,10 +92,9 @@ class RunRecordWriter(L.Callback):
             reason = None if finished else f"at step {steps} of {planned}"
             if steps >= planned and not finished:
                 reason = f"after all {planned} steps, before the final validation"
-            if why := next((c.reason for c in trainer.callbacks if isinstance(c, Preemption)), None):  # type: ignore[attr-defined]
+            if why := next((c.reason for c in others if isinstance(c, Preemption)), None):
                 reason = f"{why} {reason}" if reason else None
-        data = trainer.datamodule  # type: ignore[attr-defined]
-        guards = [c for c in trainer.callbacks if isinstance(c, DivergenceGuard)]  # type: ignore[attr-defined]
+        rollbacks = [step for c in others if isinstance(c, DivergenceGuard) for step in c.rollbacks]
         monitor = needed(trainer, FlopsMonitor, by=self)
         flops_per_token = pl_module.flops_per_token
         if pl_module.recurrences.varies and monitor.tokens:
@@ -120,7 +120,7 @@ class RunRecordWriter(L.Callback):
             hardware=hardware(trainer.strategy.root_device),
             precision=str(trainer.precision),
             world_size=trainer.world_size,
-            rollbacks=sum(len(guard.rollbacks) for guard in guards),
+            rollbacks=len(rollbacks),
         )
 
 

@@ -1,4 +1,4 @@
-"""What the run ended with: on the terminal with the paths of its files, and in TensorBoard's HPARAMS tab."""
+"""What the run ended with: on the terminal, and in TensorBoard's HPARAMS tab."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class RunSummary(L.Callback):
 
 
 class HParams(L.Callback):
-    """At the end of training, hands every logger the run's settings together with its final validation loss."""
+    """At the end of training, hands every logger the run's settings and final validation loss."""
 
     def on_train_end(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
         record = needed(trainer, RunRecordWriter, by=self).record(trainer, pl_module)

@@ -24,8 +24,8 @@ Kind = TypeVar("Kind", bound=L.Callback)
 class Telemetry(L.Callback):
     """Hands values to the loggers at logging steps, and costs nothing at the others.
 
-    A subclass gives values from before the optimizer step, after it, or both. Nothing waits for the device before the
-    step has ended, and then all values do together.
+    A subclass gives values from before the optimizer step, after it, or both. All wait for the device together, after
+    the step.
     """
 
     #: What `charts` returns.
@@ -46,7 +46,7 @@ class Telemetry(L.Callback):
         return {}
 
     def is_wanted(self, trainer: L.Trainer, pl_module: LoopedLM) -> bool:
-        """Whether the optimizer step under way is a logging step, and this process has loggers to write to."""
+        """Whether this optimizer step is a logging step, and this process has loggers to write to."""
         writes = bool(trainer.loggers) and trainer.is_global_zero
         return writes and pl_module.logs_step(trainer.global_step + 1)
 

@@ -94,7 +94,7 @@ def look(path: str | Path) -> Stored:
 
 
 def in_folder(folder: str | Path) -> tuple[list[Stored], dict[Path, str]]:
-    """Checkpoints of a folder from the newest to the oldest, and those that cannot be read with the reason."""
+    """Checkpoints of a folder, the newest first, and those that cannot be read with the reason."""
     found, unreadable = [], {}
     for path in sorted(Path(folder).glob("*.ckpt")):
         try:
@@ -108,7 +108,7 @@ def in_folder(folder: str | Path) -> tuple[list[Stored], dict[Path, str]]:
 
 
 def newest_whole(folder: str | Path) -> tuple[Stored | None, dict[Path, str]]:
-    """The newest checkpoint of a folder whose every byte is right, and the damaged newer ones with the reason."""
+    """The newest checkpoint of a folder that is whole, and the damaged newer ones with the reason."""
     found, damaged = in_folder(folder)
     for stored in found:
         try:
@@ -184,7 +184,7 @@ class Difference:
 
 
 def differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[Difference]:
-    """Every leaf of two nested mappings that is not equal; a key that one side lacks counts as None there."""
+    """Every unequal leaf of two nested mappings; a key that one side lacks counts as None there."""
     old, new = _leaves(stored), _leaves(given)
     both = [Difference(key, old.get(key), new.get(key)) for key in sorted(old.keys() | new.keys())]
     return [d for d in both if d.stored != d.given]

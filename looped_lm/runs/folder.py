@@ -91,7 +91,7 @@ def clean(checkpoints: Path) -> None:
 
 
 def newest_of_run(root: Path) -> tuple[Stored | None, dict[Path, str]]:
-    """The newest whole checkpoint of a run's newest folder that has any checkpoint, and the damaged ones there."""
+    """The newest whole checkpoint of a run's newest folder that has any, and the damaged ones there."""
     for folder in versions(root):
         found, damaged = newest_whole(folder / CHECKPOINTS)
         if found or damaged:
@@ -107,7 +107,7 @@ def go_on_after(logger: Logger, step: int, writes: bool) -> None:
     purge_after(logger, step)
     if not (isinstance(logger, CSVLogger) and writes):
         return
-    # Lightning's writer deletes the file that it finds; a kill at any moment leaves the rows in one of the two.
+    # Lightning's writer deletes the file that it finds; a kill leaves the rows in one of the two.
     path = Path(logger.log_dir) / "metrics.csv"
     before = path.with_name("metrics.csv.before")
     if path.is_file():
@@ -127,7 +127,7 @@ def go_on_after(logger: Logger, step: int, writes: bool) -> None:
 
 
 class RunFolder:
-    """Finds a run's folder and the checkpoint that it goes on from, and holds the folder while the run writes.
+    """Finds a run's folder and the checkpoint that it goes on from, and holds it while the run writes.
 
     Every process looks at the same files; only the first one makes, locks and cleans folders.
 
@@ -207,7 +207,7 @@ class RunFolder:
         return folder if folder.parent.resolve() == self._root.resolve() else None
 
     def hold(self, stack: ExitStack) -> None:
-        """Make or take the run's folder until `stack` closes; point loggers and checkpoint callbacks there."""
+        """Take the run's folder until `stack` closes; point loggers and checkpoint callbacks there."""
         if not self.local:
             return
         goes_on_there = self.folder is not None

@@ -114,10 +114,8 @@ def is_attached(module: L.LightningModule) -> bool:
 
 
 def save_now(saver: ModelCheckpoint, trainer: L.Trainer) -> str | None:
-    """Have a checkpoint callback save this step as one of its own, if it did not yet; None if it keeps those it has.
-
-    `Trainer.save_checkpoint` would leave a file that the callback neither counts nor removes.
-    """
+    """Have a checkpoint callback save this step as one of its own, once; None if it keeps those it has."""
+    # `Trainer.save_checkpoint` would leave a file that the callback neither counts nor removes.
     if not saver._should_skip_saving_checkpoint(trainer):
         saver._save_topk_checkpoint(trainer, saver._monitor_candidates(trainer))
     return saver._last_checkpoint_saved if saver._last_global_step_saved == trainer.global_step else None
