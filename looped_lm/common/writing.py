@@ -70,7 +70,6 @@ def failing_with(way_out: str, path: str | Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # torch.save raises a RuntimeError or another OSError while it handles the system's own.
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, OSError):
             cause = cause.__cause__ or cause.__context__
