@@ -13,16 +13,15 @@ import torch
 from callbacks.final_validation import is_over
 from looped_lm import LoopedLM
 from looped_lm.common.errors import UserError
-from looped_lm.runs.checkpoint import Stored, in_folder
-from looped_lm.runs.checkpoint_io import mend_record
-from looped_lm.runs.lightning_internals import NewestCheckpoints, batches_begun
+from looped_lm.runs.checkpoint import Stored, in_folder, mend_record
+from looped_lm.runs.lightning_internals import NewestCheckpoints, batches_begun, save_now
 
 
 class Checkpoints(NewestCheckpoints):
     """Writes the run's state after every validation and every `every_n_steps` steps, and keeps the newest.
 
-    An old checkpoint is removed when the new one is on the disk. After a resume those in the folder count as well,
-    whichever the killed process still had in its books; files of other names, such as another callback's, do not.
+    An old one is removed when the new one is on the disk. After a resume those in the folder count, too, but not files
+    of other names, such as another callback's.
 
     Args:
         keep: how many stay; -1 keeps all. Two at least, if a damaged one is to have one before it.
@@ -50,32 +49,26 @@ class Checkpoints(NewestCheckpoints):
         )
         self.every_n_steps = every_n_steps
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        super().on_train_start(trainer, pl_module)
-        self._adopt(trainer)
-
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: LoopedLM, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self.is_due(trainer, pl_module, batch_idx):
-            self.save(trainer)
+        if pl_module.ends_step(batch_idx) and self.is_due(trainer):
+            save_now(self, trainer)
 
-    def is_due(self, trainer: L.Trainer, pl_module: LoopedLM, batch_idx: int) -> bool:
-        """Whether the state is written after this micro-batch; where a validation follows, that is done after it."""
-        if not self.every_n_steps or not pl_module.ends_step(batch_idx):
+    def is_due(self, trainer: L.Trainer) -> bool:
+        """Whether the state is written at this step's end; where a validation follows, that comes first."""
+        if not self.every_n_steps or trainer.global_step % self.every_n_steps or is_over(trainer):
             return False
-        return trainer.global_step % self.every_n_steps == 0 and not self._validation_follows(trainer)
-
-    def _validation_follows(self, trainer: L.Trainer) -> bool:
-        return is_over(trainer) or batches_begun(trainer) % trainer.val_check_batch == 0  # type: ignore[operator]
+        return batches_begun(trainer) % trainer.val_check_batch != 0  # type: ignore[operator]
 
     def _is_own(self, stored: Stored) -> bool:
         name = Path(self.format_checkpoint_name({"step": torch.tensor(stored.step)})).stem
         # Lightning appends a version where the name is taken.
         return re.fullmatch(rf"{re.escape(name)}(-v\d+)?", stored.path.stem) is not None
 
-    def _adopt(self, trainer: L.Trainer) -> None:
-        """Take the folder's checkpoints for this run's own, up to its step, and mend what a kill left half done."""
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Adopt the folder's checkpoints up to the run's step, and mend what a kill left half done."""
+        super().on_train_start(trainer, pl_module)
         folder = Path(str(self.dirpath))
         found: dict[str, int] = {}
         if trainer.is_global_zero and "://" not in str(self.dirpath):

@@ -10,14 +10,13 @@ from looped_lm.runs.lightning_internals import reload_validation_data
 
 
 class FinalValidation(L.Callback):
-    """When the last step is done, validates over the data module's full validation rows instead of its fast subset."""
+    """After the last step, validates over the data module's full validation rows, not its fast subset."""
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if hasattr(trainer.datamodule, "full_validation"):  # type: ignore[attr-defined]
-            trainer.datamodule.full_validation = False  # type: ignore[attr-defined]
+        self._use_all_rows(trainer, False)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """A run that stopped before its final validation has just that left; the module makes up for it."""
+        # The module makes up for a final validation that a stop came before.
         if is_over(trainer):
             self._use_all_rows(trainer)
 
@@ -28,9 +27,10 @@ class FinalValidation(L.Callback):
             self._use_all_rows(trainer)
 
     @staticmethod
-    def _use_all_rows(trainer: L.Trainer) -> None:
-        if hasattr(trainer.datamodule, "full_validation"):  # type: ignore[attr-defined]
-            trainer.datamodule.full_validation = True  # type: ignore[attr-defined]
+    def _use_all_rows(trainer: L.Trainer, all_rows: bool = True) -> None:
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        if hasattr(data, "full_validation"):
+            data.full_validation = all_rows
             reload_validation_data(trainer)
 
 

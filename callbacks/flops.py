@@ -49,7 +49,7 @@ class FlopsMonitor(L.Callback):
         return {"tokens": self.tokens, "flops": self.flops, "seconds": self.wall_seconds}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.tokens, self.flops = state_dict["tokens"], state_dict["flops"]
+        self.go_back(state_dict)
         self._seconds_before = state_dict["seconds"]
 
     def go_back(self, state_dict: dict[str, Any]) -> None:
@@ -99,18 +99,15 @@ class FlopsMonitor(L.Callback):
         # Strictly: exactly half a step short is where the plan may have rounded up.
         if budget is not None and self.flops > budget - 0.5 * pl_module.step_flops(trainer.global_step):
             trainer.should_stop = True
-        if pl_module.logs_step(trainer.global_step):
-            self._log(trainer, pl_module)
-
-    def _log(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
+        if not pl_module.logs_step(trainer.global_step):
+            return
         then, tokens_then, flops_then = self._mark
         seconds = time.perf_counter() - then
-        tokens_per_second = (self.tokens - tokens_then) / seconds
         flops_per_second = (self.flops - flops_then) / seconds
         values = {
             "cost/tokens": float(self.tokens),
             "cost/flops": self.flops,
-            "speed/tokens_per_second": tokens_per_second,
+            "speed/tokens_per_second": (self.tokens - tokens_then) / seconds,
             "speed/flops_per_second": flops_per_second,
         }
         if self.peak_flops:

@@ -17,32 +17,27 @@ from looped_lm.common.errors import UserError
 from looped_lm.common.text import say
 from looped_lm.runs.lightning_internals import take_steps_back
 
-MEDIAN_OF = 50
-"""Logged training losses that the median of an explosion is taken of."""
-MEDIAN_NEEDS = 5
-"""Losses that must have been logged before one can be told from the usual."""
+#: Logged training losses that the median is taken of, and how many it needs.
+MEDIAN_OF, MEDIAN_NEEDS = 50, 5
 
 
 class Diverged(UserError, FloatingPointError):
-    """A loss or a weight is not finite, or far above the usual; the message says where, and how to go on."""
+    """A loss or a weight is not finite, or far above the usual; says where, and how to go on."""
 
 
 class DivergenceGuard(L.Callback):
     """Stops, or goes back, when a loss is not finite or far above the usual.
 
-    The training loss is looked at where it comes to the host anyway, at logging steps and reduced over ranks, and the
-    validation loss after each validation: every rank sees the same value and does the same. Checkpoints are written
-    after this check and never with weights that are not finite, so the last one is good; the run record says
-    `diverged`.
+    The training loss, reduced over ranks, is looked at at logging steps, when it comes to the host anyway, and the
+    validation loss after each validation. Checkpoints are written after this check and with finite weights only, so
+    the last one is good; the run record says `diverged`.
 
-    To go back is to load weights, optimizer, schedule and counters of the last checkpoint, and to train on with the
-    rows that come next: those read since that checkpoint are left out. The run record counts how often that happened.
-    It belongs before `FinalValidation` in the list of callbacks, which it takes back a last step from.
+    To go back is to load weights, optimizer, schedule and counters of the last checkpoint, and to leave out the rows
+    that were read since; the run record counts that. It belongs before `FinalValidation` in the list of callbacks.
 
     Args:
-        max_loss_ratio: training loss over the median of the last 50 logged ones that counts as diverged; None
-            looks for values that are not finite only. It speaks after five logged losses. With sampled recurrences the
-            losses are those of different counts: leave room for that.
+        max_loss_ratio: training loss over the median of the last 50 logged ones (five at least) that is too high; None
+            looks for values that are not finite only. Sampled recurrences need some room.
         max_rollbacks: how often the run goes back instead of stopping.
 
     Raises:
@@ -68,8 +63,6 @@ class DivergenceGuard(L.Callback):
         self._losses = deque(state_dict["losses"], maxlen=MEDIAN_OF)
         self.rollbacks = list(state_dict["rollbacks"])
 
-    # ---- Looking --------------------------------------------------------------------------------------------------
-
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: LoopedLM, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -78,7 +71,8 @@ class DivergenceGuard(L.Callback):
         fault = None
         if pl_module.logs_step(trainer.global_step) and "train/loss" in trainer.callback_metrics:
             fault = self._fault_of(float(trainer.callback_metrics["train/loss"]))
-        if fault is None and self.max_rollbacks and _is_saved_now(trainer, pl_module, batch_idx):
+        saves = [c for c in trainer.checkpoint_callbacks if isinstance(c, Checkpoints)]
+        if fault is None and self.max_rollbacks and any(c.is_due(trainer) for c in saves):
             fault = _weights_fault(pl_module)
         if fault:
             self._diverged(trainer, pl_module, fault)
@@ -102,8 +96,6 @@ class DivergenceGuard(L.Callback):
                 return f"train/loss is {loss:.4g}, {loss / usual:.1f} times the usual {usual:.4g},"
         self._losses.append(loss)
         return None
-
-    # ---- Acting ---------------------------------------------------------------------------------------------------
 
     def _diverged(self, trainer: L.Trainer, pl_module: LoopedLM, what: str, last: bool = False) -> None:
         checkpoint = getattr(trainer.checkpoint_callback, "best_model_path", "")
@@ -129,7 +121,7 @@ class DivergenceGuard(L.Callback):
         trainer.strategy.load_optimizer_state_dict(checkpoint)
         for config, state in zip(trainer.lr_scheduler_configs, checkpoint["lr_schedulers"], strict=True):
             config.scheduler.load_state_dict(state)
-        scaler = checkpoint.get(trainer.precision_plugin.__class__.__qualname__)
+        scaler = checkpoint.get(type(trainer.precision_plugin).__qualname__)
         if scaler:
             trainer.precision_plugin.load_state_dict(scaler)
         # Those of batches say which rows come next.
@@ -142,25 +134,12 @@ class DivergenceGuard(L.Callback):
         # Whoever asked for the end of the run did it at a step that is taken back.
         trainer.should_stop = False
         self.rollbacks.append({"from_step": step, "to_step": back, "reason": what})
-        say(
-            trainer,
-            f"{what} at step {step}: going back to step {back} ({path}) and on with the rows that come next "
-            f"(rollback {len(self.rollbacks)} of {self.max_rollbacks}).",
-        )
-
-
-def rollbacks(trainer: L.Trainer) -> int:
-    """How often the trainer's run went back."""
-    guards = [c for c in trainer.callbacks if isinstance(c, DivergenceGuard)]  # type: ignore[attr-defined]
-    return sum(len(guard.rollbacks) for guard in guards)
+        of = f"rollback {len(self.rollbacks)} of {self.max_rollbacks}"
+        on = f"going back to step {back} ({path}) and on with the rows that come next"
+        say(trainer, f"{what} at step {step}: {on} ({of}).")
 
 
 def _weights_fault(pl_module: LoopedLM) -> str | None:
     bad = (name for name, p in pl_module.named_parameters() if not bool(torch.isfinite(p).all()))
     name = next(bad, None)
     return f"{name} is not finite" if name else None
-
-
-def _is_saved_now(trainer: L.Trainer, pl_module: LoopedLM, batch_idx: int) -> bool:
-    saves = [c for c in trainer.checkpoint_callbacks if isinstance(c, Checkpoints)]
-    return any(c.is_due(trainer, pl_module, batch_idx) for c in saves)

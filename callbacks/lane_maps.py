@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from callbacks.final_validation import in_training
-from callbacks.telemetry import takes_images, write_image
+from callbacks.telemetry import add_point, takers, write_image
 from looped_lm import LoopedLM
 
 #: Validations that a picture shows at most; from there on every second one of the earlier ones.
@@ -19,55 +19,48 @@ KEPT_COLUMNS = 128
 class LaneMaps(L.Callback):
     """Draws what every recurrence does to the lanes as heat maps, `lanes/<name>`, at every validation.
 
-    The names and weights are those of `Lanes.recurrence_weights`: mixing matrices M_i, reads alpha_i and writes beta_i
-    of hyperconnection lanes, or whatever lanes of your own return. Above the weights as they are now, one matrix for
-    each recurrence (row: target lane, column: source lane), or one column where a recurrence has a vector; below, how
-    far every entry has moved since the first validation, over the validations so far. Lanes without such weights, and
-    loggers that take no images, get nothing.
+    Names and weights are those of `Lanes.recurrence_weights`, such as M_i, alpha_i and beta_i of hyperconnection lanes.
+    Above the weights now, a matrix for each recurrence (row: target lane, column: source lane) or a column; below, how
+    far every entry has moved since the first validation. Other loggers than those of images get nothing.
     """
 
     def __init__(self) -> None:
-        self._steps: list[int] = []
-        self._weights: dict[str, list[np.ndarray]] = {}
+        #: Step and weights by name of the validations.
+        self._past: list[tuple[int, dict[str, np.ndarray]]] = []
 
     def state_dict(self) -> dict[str, Any]:
-        weights = {name: torch.from_numpy(np.stack(past)) for name, past in self._weights.items()}
-        return {"steps": self._steps, "weights": weights}
+        steps, weights = self._by_name()
+        stacked = {name: torch.from_numpy(np.stack(past)) for name, past in weights.items()}
+        return {"steps": steps, "weights": stacked}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._steps = list(state_dict["steps"])
-        self._weights = {name: list(past.numpy()) for name, past in state_dict["weights"].items()}
+        past = {name: weights.numpy() for name, weights in state_dict["weights"].items()}
+        steps = enumerate(state_dict["steps"])
+        self._past = [(step, {name: past[name][i] for name in past}) for i, step in steps]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
         if trainer.global_step == 0:
-            self._steps, self._weights = [], {}
+            self._past = []
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
-        if not (in_training(trainer) and trainer.is_global_zero):
+        if not (in_training(trainer) and trainer.is_global_zero and takers(trainer, "image")):
             return
-        if any(map(takes_images, trainer.loggers)) and self._collect(trainer.global_step, pl_module):
-            for name, past in self._weights.items():
-                write_image(trainer, f"lanes/{name}", draw(name, self._steps, past))
+        self._collect(trainer.global_step, pl_module)
+        steps, weights = self._by_name()
+        for name, past in weights.items():
+            write_image(trainer, f"lanes/{name}", draw(name, steps, past))
 
-    def _collect(self, step: int, pl_module: LoopedLM) -> bool:
-        """Add the weights as they are now; False if there are none."""
-        weights = pl_module.model.lanes.recurrence_weights()
-        if not weights:
-            return False
-        # After a rollback the run comes by the same steps again.
-        while self._steps and self._steps[-1] >= step:
-            self._steps.pop()
-            for past in self._weights.values():
-                past.pop()
-        self._steps.append(step)
-        for name, weight in weights.items():
+    def _collect(self, step: int, pl_module: LoopedLM) -> None:
+        weights = {}
+        for name, weight in pl_module.model.lanes.recurrence_weights().items():
             now = np.array(weight.detach().float().cpu())
-            self._weights.setdefault(name, []).append(now.reshape(len(now), -1) if now.ndim > 3 else now)
-        if len(self._steps) > KEPT_COLUMNS:
-            del self._steps[1::2]
-            for past in self._weights.values():
-                del past[1::2]
-        return True
+            weights[name] = now.reshape(len(now), -1) if now.ndim > 3 else now
+        if weights:
+            add_point(self._past, (step, weights), KEPT_COLUMNS)
+
+    def _by_name(self) -> tuple[list[int], dict[str, list[np.ndarray]]]:
+        names = self._past[-1][1] if self._past else ()
+        return [step for step, _ in self._past], {name: [w[name] for _, w in self._past] for name in names}
 
 
 def strip(weights: np.ndarray) -> np.ndarray:
@@ -82,13 +75,7 @@ def strip(weights: np.ndarray) -> np.ndarray:
 
 
 def draw(name: str, steps: list[int], past: list[np.ndarray]) -> np.ndarray:
-    """Heat maps of weights as an image (H,W,3) of uint8.
-
-    Args:
-        name: of the weights.
-        steps: optimizer steps of the validations.
-        past: weights (r,K,L), (r,K) or (r,) at each of them.
-    """
+    """Heat maps (H,W,3) of uint8 of weights (r,K,L), (r,K) or (r,), past ones after each of `steps`."""
     # It takes a second to import, and only drawing needs it.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -99,8 +86,7 @@ def draw(name: str, steps: list[int], past: list[np.ndarray]) -> np.ndarray:
     each = len(moved) // r
     numbers = [str(i) for i in range(r)]
     heights = 0.25 * max(len(now), 2), min(0.6 + 0.08 * len(moved), 5.0)
-    # Small, so that its letters can be read where TensorBoard shows it small. Margins in inches: to have matplotlib
-    # find them takes longer than all of the drawing.
+    # Letters stay readable where TensorBoard shows it small; finding margins takes matplotlib too long.
     whole = 0.35 + heights[0] + 0.95 + heights[1] + 0.55
     figure = Figure(figsize=(5, whole), dpi=120)
     canvas = FigureCanvasAgg(figure)
@@ -125,8 +111,7 @@ def draw(name: str, steps: list[int], past: list[np.ndarray]) -> np.ndarray:
 def _heat_map(axes: Any, values: np.ndarray) -> None:
     """Blue below zero, white at, red above, with the scale beside it."""
     largest = float(np.abs(values).max(initial=1e-6, where=np.isfinite(values)))
-    picture = axes.imshow(
-        values, aspect="auto", cmap="RdBu_r", vmin=-largest, vmax=largest, interpolation="nearest"
-    )
+    colours = {"cmap": "RdBu_r", "vmin": -largest, "vmax": largest}
+    picture = axes.imshow(values, aspect="auto", interpolation="nearest", **colours)
     place = axes.get_position()
     axes.figure.colorbar(picture, cax=axes.figure.add_axes((0.86, place.y0, 0.025, place.height)))

@@ -18,7 +18,7 @@ from looped_lm.common.errors import UserError
 
 
 class LoopStats(Telemetry):
-    """Writes how the state develops over the recurrences, and how the lanes mix it, to the loggers at logging steps.
+    """Writes how the state develops over the recurrences, and how the lanes mix it, at logging steps.
 
     With s the state after recurrence i (all lanes of it) and s' the one after recurrence i-1:
 
@@ -28,8 +28,8 @@ class LoopStats(Telemetry):
     - `loop/mixing_<i>`: largest singular value of the lanes' mixing matrix M_i, where lanes have such matrices
       (`Lanes.mixing_matrices`): products of values above 1 let the lanes grow without bound.
 
-    Values come from the first rows of the last micro-batch of the step, on rank zero: a sample of that size is copied
-    per recurrence, never a whole state. A recurrence that did not run is not logged.
+    Values come from the first rows of the step's last micro-batch, on rank zero, for recurrences that ran; only these
+    rows are copied.
 
     Args:
         rows: rows of the micro-batch that are looked at; each has T·d numbers per lane.
@@ -81,7 +81,7 @@ class LoopStats(Telemetry):
             self._seen[f"loop/change_{i}"] = torch.linalg.vector_norm(sample - previous) / its_size
 
     def _sample(self, state: Any) -> Tensor | None:
-        """The first rows of every tensor (..,B,T,d) of a state of any form, as one vector of at least fp32."""
+        """The first rows of all tensors (..,B,T,d) of a state, as one vector of at least fp32."""
         leaves = [t for t in tree_leaves(state) if isinstance(t, Tensor) and t.is_floating_point()]
         rows = [t.narrow(-3, 0, min(self.rows, t.shape[-3])) if t.dim() >= 3 else t for t in leaves]
         wide = [t.reshape(-1).to(torch.promote_types(t.dtype, torch.float32)) for t in rows]
@@ -96,23 +96,22 @@ class LoopStats(Telemetry):
         with torch.no_grad():
             mixing = pl_module.model.lanes.mixing_matrices()
         if mixing is not None:
-            # On the host: the decomposition of such small matrices waits for an accelerator more than once.
+            # On the host: the decomposition would wait for an accelerator more than once.
             for i, matrix in enumerate(mixing.double().cpu().numpy()):
                 values[f"loop/mixing_{i}"] = largest_singular_value(matrix)
         return values
 
 
 class GradientShare(Telemetry):
-    """Writes `loop/grad_share_<i>`, the share of recurrence i in the gradient, to the loggers at logging steps.
+    """Writes `loop/grad_share_<i>`, the share of recurrence i in the gradient, at logging steps.
 
     With y_i the block's normalised output in recurrence i, which the lanes take in, and L the loss of the step:
     share_i = ‖∂L/∂y_i‖ / sum_j ‖∂L/∂y_j‖. ∂L/∂y_i is all of the gradient that reaches the block's parameters by way of
-    recurrence i; the outputs of all recurrences have the same scale, that of the norm's weight, so these gradients
-    compare. Recurrences that run forward only (truncated BPTT) have the share 0; shares sum to 1. It is not the
-    norm of the parameters' own gradient per recurrence, which would take a backward pass for each.
+    recurrence i; all outputs have the scale of the norm's weight, so they compare. Shares sum to 1, with 0 for
+    recurrences that run forward only (truncated BPTT). Parameters' gradients per recurrence would take a backward pass
+    for each.
 
-    Norms are over the tokens of all micro-batches of the step, on rank zero. A recurrence that did not run is not
-    logged. Nothing waits for the device before the step has ended.
+    Norms are over the tokens of all micro-batches of the step, on rank zero, for recurrences that ran.
     """
 
     shown = {"recurrences": {"share of the gradient": [r"loop/grad_share_\d+"]}}

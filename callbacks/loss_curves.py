@@ -10,12 +10,12 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from callbacks.final_validation import in_training
 from callbacks.flops import FlopsMonitor
-from callbacks.telemetry import Telemetry, Values, needed, write_scalars
+from callbacks.telemetry import Telemetry, Values, add_point, needed, write_scalars
 from looped_lm import LoopedLM
 from looped_lm.common.errors import UserError
 
-#: FLOPs in one unit of the axis of TensorBoard's `by_mflops/`: counts of FLOPs themselves do not fit into its 64 bits.
-#: Fewer than any optimizer step takes, so that the axis runs ahead of the steps (see the class).
+#: FLOPs in one unit of `by_mflops/`: TensorBoard's 64 bits are too few for FLOPs. An optimizer step takes more, so the
+#: axis runs ahead of the steps.
 AXIS_FLOPS = 1e6
 #: Points of a curve that a checkpoint keeps: TensorBoard draws this many.
 KEPT_POINTS = 1000
@@ -24,20 +24,16 @@ Point = tuple[float, float, float]
 
 
 class LossCurves(Telemetry):
-    """Writes training and validation loss against what they cost: tokens, and training FLOPs (convention `paper`).
+    """Writes losses against what they cost: tokens, and training FLOPs (convention `paper`).
 
-    TensorBoard has one x axis, the step. There `by_tokens/train_loss` and `by_tokens/val_loss` have tokens in the place
-    of steps, and `by_mflops/train_loss` and `by_mflops/val_loss` units of 1e6 FLOPs, rounded. Loggers that keep rows
-    (CSV, W&B and others) get `by_cost/train_loss` or `by_cost/val_loss` under the step as usual, in one row with
-    `by_cost/tokens` and `by_cost/flops`, any of which can be an axis.
+    In TensorBoard, whose x axis is the step, `by_tokens/(train|val)_loss` have tokens in the place of steps, and
+    `by_mflops/(train|val)_loss` units of 1e6 FLOPs, rounded. Loggers that keep rows (CSV, W&B and others) get
+    `by_cost/(train|val)_loss` under the step as usual, in one row with `by_cost/tokens` and `by_cost/flops`.
 
-    A resumed run writes its curves anew from the checkpoint: readers of TensorBoard's files drop what is beyond the
-    step of the resume, as counts of tokens and FLOPs are.
-
-    It belongs after `FlopsMonitor` in the list of callbacks, which does the counting.
+    A resumed run writes its curves anew: readers of TensorBoard's files drop what is beyond the step of the resume.
 
     Raises:
-        UserError: there is no FlopsMonitor before it.
+        UserError: there is no `FlopsMonitor`, which counts, before it in the list of callbacks.
     """
 
     shown = {
@@ -54,7 +50,7 @@ class LossCurves(Telemetry):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        order: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        order = trainer.callbacks  # type: ignore[attr-defined]
         self._monitor = needed(trainer, FlopsMonitor, by=self)
         if order.index(self._monitor) > order.index(self):
             raise UserError(
@@ -72,12 +68,9 @@ class LossCurves(Telemetry):
     def on_train_start(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
         if not self._resumed:
             self._points = {"train": [], "val": []}
-        elif trainer.is_global_zero:
-            for logger in trainer.loggers:
-                if isinstance(logger, TensorBoardLogger):
-                    for name, points in self._points.items():
-                        for point in points:
-                            _draw(logger, name, point)
+        for name, points in self._points.items():
+            for point in points:
+                _draw(trainer, name, point)
         self._resumed = False
 
     def after_step(self, trainer: L.Trainer, pl_module: LoopedLM) -> Values:
@@ -92,23 +85,16 @@ class LossCurves(Telemetry):
 
     def _write(self, trainer: L.Trainer, name: str, loss: float) -> None:
         tokens, flops = self._monitor.tokens, self._monitor.flops
-        points = self._points[name]
-        # Where a run went back, what it had counted beyond is counted again.
-        while points and points[-1][0] >= tokens:
-            points.pop()
-        points.append((tokens, flops, loss))
-        if len(points) > KEPT_POINTS:
-            del points[1::2]
-        if not trainer.is_global_zero:
-            return
-        for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                _draw(logger, name, (tokens, flops, loss))
+        add_point(self._points[name], (tokens, flops, loss), KEPT_POINTS)
+        _draw(trainer, name, (tokens, flops, loss))
         row = {f"by_cost/{name}_loss": loss, "by_cost/tokens": float(tokens), "by_cost/flops": flops}
         write_scalars(trainer, row, to=[x for x in trainer.loggers if not isinstance(x, TensorBoardLogger)])
 
 
-def _draw(logger: TensorBoardLogger, name: str, point: Point) -> None:
+def _draw(trainer: L.Trainer, name: str, point: Point) -> None:
+    """Hand a point to TensorBoard; its logger writes on rank zero alone."""
     tokens, flops, loss = point
-    logger.log_metrics({f"by_tokens/{name}_loss": loss}, step=round(tokens))
-    logger.log_metrics({f"by_mflops/{name}_loss": loss}, step=round(flops / AXIS_FLOPS))
+    for logger in trainer.loggers:
+        if isinstance(logger, TensorBoardLogger):
+            logger.log_metrics({f"by_tokens/{name}_loss": loss}, step=round(tokens))
+            logger.log_metrics({f"by_mflops/{name}_loss": loss}, step=round(flops / AXIS_FLOPS))

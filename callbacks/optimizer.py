@@ -1,4 +1,4 @@
-"""What the optimizer is given and what it does: learning rates, norms of gradients and of updates, by role."""
+"""What the optimizer does, by role: learning rates, norms of gradients and of updates."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from looped_lm import LoopedLM
 class LearningRates(Telemetry):
     """Writes `lr/<role>` to the loggers: the rate that the last optimizer step used."""
 
-    # Lightning's LearningRateMonitor writes at every micro-batch of a logging step, under the number of the step
-    # before, keeps all rates that it ever saw and refuses to run without a logger.
+    # Lightning's LearningRateMonitor writes at every micro-batch, under the number of the step before, keeps all rates
+    # and refuses to run without a logger.
     shown = {"optimizer": {"learning rates": ["lr/.+"]}}
 
     def before_step(self, trainer: L.Trainer, pl_module: LoopedLM, optimizer: Optimizer) -> Values:
@@ -25,10 +25,9 @@ class LearningRates(Telemetry):
 
 
 class GradientNorm(Telemetry):
-    """Logs `grad/norm` and writes `grad/norm_<role>` for every optimizer role to the loggers, at logging steps only.
+    """Logs `grad/norm` and writes `grad/norm_<role>` for every optimizer role, at logging steps only.
 
-    The gradient is accumulated over micro-batches and reduced over ranks: the one that the optimizer gets, before
-    `trainer.gradient_clip_val` cuts it, where that is set. Nothing waits for the device before the step has ended.
+    Accumulated over micro-batches, reduced over ranks, before `trainer.gradient_clip_val` cuts it.
     """
 
     shown = {"optimizer": {"gradient norms": ["grad/norm(_.+)?"]}}
@@ -43,11 +42,10 @@ class GradientNorm(Telemetry):
 
 
 class UpdateNorms(Telemetry):
-    """Writes `update/norm_<role>` = ‖ΔW‖ and `update/relative_<role>` = ‖ΔW‖/‖W‖ to the loggers, W before the step.
+    """Writes `update/norm_<role>` = ‖ΔW‖ and `update/relative_<role>` = ‖ΔW‖/‖W‖, W before the step.
 
-    At logging steps only, on rank zero. It works for any optimizer, since it compares parameters before and
-    after the step: at a logging step a second copy of them lives from the end of the backward pass to the end of the
-    optimizer step, where no activations are held.
+    At logging steps only, on rank zero, for any optimizer: a second copy of the parameters lives from the end of the
+    backward pass to the end of the optimizer step, where no activations are held.
     """
 
     shown = {

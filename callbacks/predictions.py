@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from looped_lm.common.writing import failing_with
 
 
 class PredictionWriter(BasePredictionWriter):
-    """Writes the loss of every token (nats) as JSON lines, one row of the data each, into the run's log folder.
+    """Writes the loss of every token (nats) as JSON lines, one per row, into the run's log folder.
 
     Each line holds `loss` (mean over the row), `token_losses` and the `recurrences` they were computed with. Every
     process writes a file of its own.
@@ -40,14 +39,7 @@ class PredictionWriter(BasePredictionWriter):
         self._rows = 0
 
     def write_on_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: LoopedLM,
-        prediction: Tensor,
-        batch_indices: Sequence[int] | None,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int,
+        self, trainer: L.Trainer, pl_module: LoopedLM, prediction: Tensor, *_: Any
     ) -> None:
         for row in prediction.float().cpu():
             losses = {"loss": float(row.mean()), "token_losses": row.tolist()}

@@ -16,12 +16,7 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from callbacks.final_validation import in_training
 from looped_lm import LoopedLM
-from looped_lm.runs.lightning_internals import (
-    cluster_environment,
-    leave_signals_alone,
-    save_now,
-    take_sigterm,
-)
+from looped_lm.runs import lightning_internals as internals
 from looped_lm.runs.preemption import SIGNALS, Preempted, answered
 
 
@@ -32,13 +27,11 @@ class Preemption(L.Callback):
     left to the resumed run (see FinalValidation), and one that is running is broken off. A second SIGINT ends the
     process at once. The command line turns `Preempted` into its exit status and asks SLURM to run the job again.
 
-    Lightning's own answers to signals are switched off while this one is at work: its broadcast at every micro-batch,
-    its stop in the midst of a step, its checkpoint from inside the handler.
+    Lightning's own answers, a broadcast at every micro-batch and a stop within a step, are switched off meanwhile.
     """
 
     def __init__(self) -> None:
-        self._received = 0
-        self._agreed = 0
+        self._received = self._agreed = 0
         self._checkpoint: str | None = None
         self._answering = ExitStack()
         self._started_at = 0
@@ -50,27 +43,24 @@ class Preemption(L.Callback):
         """Why the run stops, once that is agreed on."""
         return f"preempted by {signal.Signals(self._agreed).name}" if self._agreed else None
 
-    # ---- Handlers -------------------------------------------------------------------------------------------------
-
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage != "fit":
             return
         # Last in the list: a checkpoint at the step's end holds what all others have counted by then.
         trainer.callbacks = [c for c in trainer.callbacks if c is not self] + [self]  # type: ignore[attr-defined]
-        self._received = self._agreed = 0
-        self._checkpoint = None
-        environment = cluster_environment(trainer)
+        self._received, self._agreed, self._checkpoint = 0, 0, None
+        environment = internals.cluster_environment(trainer)
         if isinstance(environment, SLURMEnvironment):
             environment.auto_requeue = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        leave_signals_alone(trainer)
+        internals.leave_signals_alone(trainer)
         self._started_at = trainer.global_step
         if trainer.world_size > 1:
             # On the host: a collective on devices would wait for all that is queued there.
             self._group = dist.new_group(backend="gloo")
         self._answering.enter_context(answered(SIGNALS, self._note))
-        if take_sigterm(trainer):
+        if internals.take_sigterm(trainer):
             # It came since Lightning's handlers were installed, a moment ago.
             self._received = signal.SIGTERM
         if self._agree():
@@ -78,26 +68,20 @@ class Preemption(L.Callback):
 
     def _note(self, signum: int) -> None:
         self._received = self._received or signum
-        again = ""
-        if signum == signal.SIGINT:
+        again = "; once more ends it at once, without" if signum == signal.SIGINT else ""
+        if again:
             signal.signal(signum, signal.SIG_DFL)
-            again = "; once more ends it at once, without"
         # Unlike print, a plain write is allowed in a handler.
         os.write(2, f"\n{signal.Signals(signum).name}: saving at the end of this step{again}.\n".encode())
 
-    def _restore(self) -> None:
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._answering.close()
         if self._group is not None and dist.is_initialized():
             dist.destroy_process_group(self._group)
         self._group = None
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._restore()
-
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
-        self._restore()
-
-    # ---- Stopping -------------------------------------------------------------------------------------------------
+        self.on_train_end(trainer, pl_module)
 
     def _agree(self) -> bool:
         """Whether any rank has received a signal; every rank asks at the same places."""
@@ -124,22 +108,16 @@ class Preemption(L.Callback):
             return
         if self._agreed:
             raise self._preempted(trainer)
-        # Ranks may have to read one batch more or less.
-        batches = torch.tensor([float(sum(trainer.num_val_batches))], dtype=torch.float64)
+        self._common_val_batches = float(sum(trainer.num_val_batches))
         if self._group is not None:
+            # Ranks may have to read one batch more or less.
+            batches = torch.tensor([self._common_val_batches], dtype=torch.float64)
             dist.all_reduce(batches, dist.ReduceOp.MIN, group=self._group)
-        common = float(batches)
-        # Loaders without a length may end anywhere: ranks that ask each other in between could wait for ever.
-        self._common_val_batches = 0.0 if self._group is not None and math.isinf(common) else common
+            # Loaders without a length may end anywhere: ranks could wait for each other for ever.
+            self._common_val_batches = float(batches) if math.isfinite(batches) else 0.0
 
     def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, *_: Any
     ) -> None:
         if not in_training(trainer) or batch_idx >= self._common_val_batches:
             return
@@ -149,16 +127,15 @@ class Preemption(L.Callback):
 
     def _preempted(self, trainer: L.Trainer) -> Preempted:
         checkpoint = self._checkpoint or (str(trainer.ckpt_path) if trainer.ckpt_path else None)
-        return Preempted(
-            self._agreed, trainer.global_step if checkpoint else None, checkpoint, trainer.global_rank
-        )
+        step = trainer.global_step if checkpoint else None
+        return Preempted(self._agreed, step, checkpoint, trainer.global_rank)
 
     def _save(self, trainer: L.Trainer) -> None:
         nothing_new = trainer.ckpt_path and trainer.global_step == self._started_at
         if trainer.fast_dev_run or nothing_new:  # type: ignore[attr-defined]
             return
         savers = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
-        saved = [path for path in [save_now(saver, trainer) for saver in savers] if path]
+        saved = [path for path in [internals.save_now(saver, trainer) for saver in savers] if path]
         if not saved:
             # There is no such callback, or each keeps the checkpoints that it has.
             folder = next((c.dirpath for c in savers if c.dirpath), trainer.default_root_dir)

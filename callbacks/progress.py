@@ -15,15 +15,13 @@ from looped_lm.runs.lightning_internals import validation_progress
 
 
 class StepProgressBar(TQDMProgressBar):
-    """Optimizer steps done of those planned, with loss, tokens/s and the share of the FLOPs.
-
-    The losses come from the device when they are logged and are shown until the next ones.
+    """Optimizer steps done of those planned, with the last losses, tokens/s and share of FLOPs.
 
     Args:
         refresh_rate: optimizer steps between updates of the line; 0 shows nothing.
     """
 
-    #: The module need not log losses for this bar (`prog_bar=True` makes Lightning fetch them at every micro-batch).
+    #: With `prog_bar=True` Lightning would fetch the module's losses at every micro-batch.
     fetches_losses = True
 
     def __init__(self, refresh_rate: int = 1) -> None:
@@ -52,9 +50,8 @@ class StepProgressBar(TQDMProgressBar):
         super().on_validation_batch_end(trainer, *args, **kwargs)
         if trainer.state.fn == "fit" and not self.is_disabled:
             done, total = validation_progress(trainer)
-            self.train_progress_bar.set_description(
-                "training" if done >= total else f"validating {done}/{total}"
-            )
+            told = "training" if done >= total else f"validating {done}/{total}"
+            self.train_progress_bar.set_description(told)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_validation_end(trainer, pl_module)
@@ -62,10 +59,9 @@ class StepProgressBar(TQDMProgressBar):
 
     def _fetch_losses(self, trainer: L.Trainer) -> None:
         if not self.is_disabled:
-            metrics = trainer.callback_metrics
-            self._losses |= {
-                key: f"{float(metrics[key]):.4f}" for key in ("train/loss", "val/loss") if key in metrics
-            }
+            for key in ("train/loss", "val/loss"):
+                if key in trainer.callback_metrics:
+                    self._losses[key] = f"{float(trainer.callback_metrics[key]):.4f}"
 
     def on_train_epoch_start(self, trainer: L.Trainer, *_: Any) -> None:
         """The bar counts the run, not epochs."""

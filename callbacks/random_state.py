@@ -18,8 +18,7 @@ CHECKPOINT_KEY = "random_state"
 class RandomState(L.Callback):
     """A resumed run draws from Python's, numpy's and torch's generators what the uninterrupted one draws.
 
-    Every rank has a state of its own. With another number of processes than before there is no such thing as the same
-    numbers: the run then goes on with freshly seeded generators, and says so.
+    Every rank has a state of its own. With another number of processes the generators start anew, and the run says so.
     """
 
     def __init__(self) -> None:
@@ -52,13 +51,17 @@ class RandomState(L.Callback):
         if states is None:
             return
         if len(states) != trainer.world_size:
-            say(
-                trainer,
-                f"The random generators start anew: the checkpoint has the states of {len(states)} process(es), "
-                f"this run has {trainer.world_size}.",
-            )
+            then = f"the checkpoint has the states of {len(states)} process(es)"
+            say(trainer, f"The random generators start anew: {then}, this run has {trainer.world_size}.")
             return
-        restore(states[trainer.global_rank], trainer.strategy.root_device)
+        state, device = states[trainer.global_rank], trainer.strategy.root_device
+        torch.set_rng_state(state["torch"])
+        kind, keys, *rest = state["numpy"]
+        np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+        version, words, next_gauss = state["python"]
+        random.setstate((version, tuple(words.tolist()), next_gauss))
+        if device.type == "cuda" and "cuda" in state:
+            torch.cuda.set_rng_state(state["cuda"], device)
 
 
 def collect(device: torch.device) -> dict[str, Any]:
@@ -74,14 +77,3 @@ def collect(device: torch.device) -> dict[str, Any]:
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
     return state
-
-
-def restore(state: dict[str, Any], device: torch.device) -> None:
-    """Put all generators of this process where `collect` found them."""
-    torch.set_rng_state(state["torch"])
-    kind, keys, *rest = state["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
-    version, words, next_gauss = state["python"]
-    random.setstate((version, tuple(words.tolist()), next_gauss))
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], device)

@@ -13,14 +13,13 @@ import lightning as L
 import looped_lm
 from callbacks.final_validation import in_training
 from callbacks.flops import FlopsMonitor
-from callbacks.guard import rollbacks
+from callbacks.guard import DivergenceGuard
 from callbacks.preemption import Preemption
 from callbacks.telemetry import needed
 from fitting.records import RECORD_SUFFIX, RunRecord
 from looped_lm import LoopedLM
 from looped_lm.common.errors import UserError
-from looped_lm.runs.checkpoint import Stored
-from looped_lm.runs.checkpoint_io import RECORD_KEY, RecordingCheckpointIO, mend_record
+from looped_lm.runs.checkpoint import RECORD_KEY, RecordingCheckpointIO, Stored, mend_record
 from looped_lm.runs.preemption import Preempted
 from looped_lm.training.description import run_record as describe
 from looped_lm.training.devices import hardware
@@ -42,9 +41,8 @@ class RunRecordWriter(L.Callback):
         if stage == "fit" and not isinstance(trainer.strategy.checkpoint_io, RecordingCheckpointIO):
             needed(trainer, FlopsMonitor, by=self)
             if trainer.limit_val_batches == 0:
-                raise UserError(
-                    "trainer.limit_val_batches is 0: without validation a run has no loss to record."
-                )
+                told = "trainer.limit_val_batches is 0: without validation a run has no loss to record."
+                raise UserError(told)
             trainer.strategy.checkpoint_io = RecordingCheckpointIO(trainer.strategy.checkpoint_io)
 
     def on_run_complete(self, last: Stored) -> None:
@@ -62,9 +60,8 @@ class RunRecordWriter(L.Callback):
             return
         assert pl_module.evaluated is not None
         loss, tokens = pl_module.evaluated
-        if not math.isfinite(loss):
-            return
-        self._validation = {"val_loss": loss, "val_tokens": tokens, "val_step": trainer.global_step}
+        if math.isfinite(loss):
+            self._validation = {"val_loss": loss, "val_tokens": tokens, "val_step": trainer.global_step}
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: LoopedLM, checkpoint: dict[str, Any]) -> None:
         checkpoint[RECORD_KEY] = self.record(trainer, pl_module).to_dict()
@@ -76,9 +73,8 @@ class RunRecordWriter(L.Callback):
         folder = getattr(trainer.checkpoint_callback, "dirpath", None)
         if folder is None or not (trainer.is_global_zero and in_training(trainer) and trainer.global_step):
             return
-        diverged = isinstance(exception, FloatingPointError)
-        reason = f"{type(exception).__name__}: {exception}"
-        record = self.record(trainer, pl_module, "diverged" if diverged else "stopped", reason)
+        status = "diverged" if isinstance(exception, FloatingPointError) else "stopped"
+        record = self.record(trainer, pl_module, status, f"{type(exception).__name__}: {exception}")
         # A disk that is full must not hide what is being raised.
         with suppress(OSError):
             Path(folder).mkdir(parents=True, exist_ok=True)
@@ -88,6 +84,7 @@ class RunRecordWriter(L.Callback):
         self, trainer: L.Trainer, pl_module: LoopedLM, status: str | None = None, reason: str | None = None
     ) -> RunRecord:
         """The run as it stands now."""
+        data, others = trainer.datamodule, trainer.callbacks  # type: ignore[attr-defined]
         steps, planned = trainer.global_step, pl_module.plan.steps
         finished = steps >= planned and self._validation["val_step"] == steps
         if status is None:
@@ -95,13 +92,13 @@ class RunRecordWriter(L.Callback):
             reason = None if finished else f"at step {steps} of {planned}"
             if steps >= planned and not finished:
                 reason = f"after all {planned} steps, before the final validation"
-            if why := next((c.reason for c in trainer.callbacks if isinstance(c, Preemption)), None):  # type: ignore[attr-defined]
+            if why := next((c.reason for c in others if isinstance(c, Preemption)), None):
                 reason = f"{why} {reason}" if reason else None
-        data = trainer.datamodule  # type: ignore[attr-defined]
+        rollbacks = [step for c in others if isinstance(c, DivergenceGuard) for step in c.rollbacks]
         monitor = needed(trainer, FlopsMonitor, by=self)
         flops_per_token = pl_module.flops_per_token
         if pl_module.recurrences.varies and monitor.tokens:
-            # Of the steps taken: fewer than planned, or some with other batches before a resume, have another mean.
+            # Of the steps taken: fewer than planned, or a resume with other batches, have another mean.
             flops_per_token = monitor.flops / monitor.tokens
         return describe(
             pl_module,
@@ -123,19 +120,16 @@ class RunRecordWriter(L.Callback):
             hardware=hardware(trainer.strategy.root_device),
             precision=str(trainer.precision),
             world_size=trainer.world_size,
-            rollbacks=rollbacks(trainer),
+            rollbacks=len(rollbacks),
         )
 
 
 def code_version() -> str:
     """Version of the package and, in a git checkout, its commit (with `+` if files differ from it)."""
     root = Path(looped_lm.__file__).resolve().parent.parent
-    version = looped_lm.__version__
-    if not (root / ".git").exists():
-        return version
     describe = ["git", "-C", str(root), "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
-    try:
-        commit = subprocess.run(describe, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return version
-    return f"{version} {commit}"
+    commit = ""
+    with suppress(OSError, subprocess.CalledProcessError):
+        if (root / ".git").exists():
+            commit = subprocess.run(describe, capture_output=True, text=True, check=True).stdout
+    return f"{looped_lm.__version__} {commit}".strip()

@@ -9,41 +9,31 @@ import lightning as L
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from callbacks.final_validation import in_training, is_over
-from callbacks.telemetry import takes_texts, write_texts
+from callbacks.telemetry import takers, write_texts
 from looped_lm import LoopedLM
 from looped_lm.common.errors import UserError
 from looped_lm.common.text import say
-from looped_lm.generation import (
-    CachedDecoder,
-    Generated,
-    Sampling,
-    continuation,
-    known_ids,
-    stream,
-    with_bos,
-)
+from looped_lm.generation import CachedDecoder, Generated, Sampling, continuation, known_ids, stream, with_bos
 from looped_lm.sharing.load import TextTokenizer
 
 
 class Samples(L.Callback):
     """Writes continuations of the same prompts at validations, `samples/<i>`, to loggers that take texts.
 
-    Prompts are the beginnings of the first validation rows, or texts of your own. The tokenizer is what the data
-    module's method `load_tokenizer()` returns (`looped_lm.sharing.load.TextTokenizer`: `encode`, `decode`, `bos_id`,
-    `vocab_size`); where there is none, there are no samples, and the run says so once.
+    The data module's method `load_tokenizer()` returns the tokenizer, a `looped_lm.sharing.load.TextTokenizer`; without
+    one there are no samples, and the run says so once.
 
-    Training draws the same random numbers with and without samples. Rank zero writes them while the others wait.
+    Training draws the same random numbers with and without samples. Rank zero writes while the others wait.
 
     Args:
         prompts: texts to continue; None: beginnings of validation rows.
         rows: validation rows to continue, at most those of one batch.
         prompt_tokens: tokens of a validation row's beginning, at most half a row.
-        new_tokens: tokens of a continuation, as far as prompt and continuation fit into a row. It ends earlier where
-            the model begins a new document.
+        new_tokens: tokens of a continuation, at most to the end of a row or of the model's document.
         temperature: 0 takes the most likely token.
         top_p: sample among the fewest tokens that hold this much probability together; None: all.
         seed: of the draws, the same at every validation.
-        every: validations from one to the next that writes samples; the one after the last step always does.
+        every: write at every so many-th validation, and at the one after the last step.
 
     Raises:
         UserError: a number out of range.
@@ -97,13 +87,11 @@ class Samples(L.Callback):
         if not in_training(trainer):
             return
         self._validations += 1
-        wanted = trainer.is_global_zero and any(map(takes_texts, trainer.loggers))
-        if (
-            wanted
-            and (is_over(trainer) or self._validations % self.every == 0)
-            and (tokenizer := self._load(trainer))
-        ):
-            # The decoder draws from generators of its own; a component of the user's may draw from the global ones.
+        due = is_over(trainer) or self._validations % self.every == 0
+        if not (due and trainer.is_global_zero and takers(trainer, "text")):
+            return
+        if tokenizer := self._load(trainer):
+            # The decoder has generators of its own; a user's component may draw from the global ones.
             with isolate_rng():
                 try:
                     self._write(trainer, pl_module, tokenizer)
@@ -127,9 +115,7 @@ class Samples(L.Callback):
         return self._tokenizer
 
     def _write(self, trainer: L.Trainer, pl_module: LoopedLM, tokenizer: TextTokenizer) -> None:
-        rows = self._beginnings
-        if self.prompts is not None:
-            rows = with_bos(tokenizer, self.prompts)
+        rows = self._beginnings if self.prompts is None else with_bos(tokenizer, self.prompts)
         new_tokens = max(1, min(self.new_tokens, pl_module.seq_len - max(map(len, rows))))
         known = known_ids(pl_module.model, tokenizer)
         with trainer.precision_plugin.forward_context():

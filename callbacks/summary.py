@@ -1,4 +1,4 @@
-"""What the run ended with: on the terminal with the paths of its files, and in TensorBoard's HPARAMS tab."""
+"""What the run ended with: on the terminal, and in TensorBoard's HPARAMS tab."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import math
 from pathlib import Path
 
 import lightning as L
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from callbacks.run_record import RunRecordWriter
 from callbacks.telemetry import needed
 from fitting.records import record_path
 from looped_lm import LoopedLM
+
+OF_THE_RECORD = "d_model num_recurrences seed batch_tokens n_once n_rec flops_per_token steps_planned".split()
 
 
 class RunSummary(L.Callback):
@@ -32,8 +34,8 @@ class RunSummary(L.Callback):
             lines += [("validation loss", loss), ("perplexity", f"{math.exp(record.val_loss):.2f}")]
         entropy = getattr(trainer.datamodule, "val_unigram_entropy", None)  # type: ignore[attr-defined]
         if entropy is not None:
-            of_what = "nats/token of all validation tokens (a model without context)"
-            lines.append(("unigram entropy", f"{entropy:.4f} {of_what}"))
+            told = f"{entropy:.4f} nats/token of all validation tokens (a model without context)"
+            lines.append(("unigram entropy", told))
         lines += [
             ("steps", f"{record.steps:,} of {record.steps_planned:,}"),
             ("tokens", f"{record.tokens:,}"),
@@ -51,7 +53,7 @@ class RunSummary(L.Callback):
 
 
 class HParams(L.Callback):
-    """At the end of training, hands every logger the run's settings together with its final validation loss."""
+    """At the end of training, hands every logger the run's settings and final validation loss."""
 
     def on_train_end(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
         record = needed(trainer, RunRecordWriter, by=self).record(trainer, pl_module)
@@ -60,15 +62,8 @@ class HParams(L.Callback):
         components = {name: spec["class_path"].rpartition(".")[2] for name, spec in record.components.items()}
         settings = {
             **components,
-            "d_model": record.d_model,
-            "num_recurrences": record.num_recurrences,
+            **{name: getattr(record, name) for name in OF_THE_RECORD},
             "layers": f"{record.prelude_layers}-{record.recurrent_layers}-{record.coda_layers}",
-            "seed": record.seed,
-            "batch_tokens": record.batch_tokens,
-            "n_once": record.n_once,
-            "n_rec": record.n_rec,
-            "flops_per_token": record.flops_per_token,
-            "steps_planned": record.steps_planned,
             **{f"lr/{role}": rate for role, rate in pl_module.learning_rates().items()},
         }
         results = {
@@ -78,12 +73,8 @@ class HParams(L.Callback):
             "final/training_flops": record.training_flops,
         }
         for logger in trainer.loggers:
-            _log(logger, settings, results)
-
-
-def _log(logger: L.pytorch.loggers.Logger, settings: dict, results: dict) -> None:
-    if isinstance(logger, L.pytorch.loggers.TensorBoardLogger):
-        logger.log_hyperparams(settings, results, step=int(results["final/step"]))
-    else:
-        logger.log_hyperparams({**settings, **results})
-    logger.save()
+            if isinstance(logger, TensorBoardLogger):
+                logger.log_hyperparams(settings, results, step=record.steps)
+            else:
+                logger.log_hyperparams({**settings, **results})
+            logger.save()

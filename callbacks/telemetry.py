@@ -24,14 +24,14 @@ Kind = TypeVar("Kind", bound=L.Callback)
 class Telemetry(L.Callback):
     """Hands values to the loggers at logging steps, and costs nothing at the others.
 
-    A subclass gives values from before the optimizer step, after it, or both. Nothing waits for the device before the
-    step has ended, and then all values do together.
+    A subclass gives values from before the optimizer step, after it, or both. All wait for the device together, after
+    the step.
     """
 
-    #: What is written, for `TensorBoardLayout`.
+    #: What `charts` returns.
     shown: ClassVar[Charts] = {}
-    _due = False
-    _values: Values = {}
+    #: Of a logging step under way.
+    _values: Values | None = None
 
     def charts(self, trainer: L.Trainer, pl_module: LoopedLM) -> Charts:
         """What is written, for `TensorBoardLayout`."""
@@ -42,46 +42,43 @@ class Telemetry(L.Callback):
         return {}
 
     def after_step(self, trainer: L.Trainer, pl_module: LoopedLM) -> Values:
-        """Values by name from after the optimizer step; called at logging steps, on every rank."""
+        """The same from after the step."""
         return {}
 
     def is_wanted(self, trainer: L.Trainer, pl_module: LoopedLM) -> bool:
-        """Whether the optimizer step under way is a logging step, and this process has loggers to write to."""
+        """Whether this optimizer step is a logging step, and this process has loggers to write to."""
         writes = bool(trainer.loggers) and trainer.is_global_zero
         return writes and pl_module.logs_step(trainer.global_step + 1)
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: LoopedLM, optimizer: Optimizer) -> None:
-        # Asked before the step, as the module does that logs the loss: a stop that is decided later logs none.
-        self._due = pl_module.logs_step(trainer.global_step + 1)
-        if self._due:
-            self._values = self.before_step(trainer, pl_module, optimizer)
+        # Before the step, as for the loss that the module logs: a stop that is decided later logs none.
+        due = pl_module.logs_step(trainer.global_step + 1)
+        self._values = self.before_step(trainer, pl_module, optimizer) if due else None
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: LoopedLM, *_: Any) -> None:
-        if self._due:
-            self._due = False
-            write_scalars(trainer, {**self._values, **self.after_step(trainer, pl_module)})
-            self._values = {}
+        values, self._values = self._values, None
+        if values is not None:
+            write_scalars(trainer, {**values, **self.after_step(trainer, pl_module)})
 
 
 class TensorBoardLayout(L.Callback):
-    """Groups the curves of loggers that have a custom layout (TensorBoard): loss, optimizer, recurrences, cost, speed.
+    """Groups the curves of loggers that have a custom layout (TensorBoard).
 
-    Every callback says by a method `charts(trainer, pl_module) -> Charts` what it will log and how that belongs
-    together, so a callback of your own has its place, too. Charts are told by patterns and not by lists of tags:
-    TensorBoard joins the layouts of all runs that it shows, and runs with other recurrences or roles then share charts.
+    Every callback, yours too, says by a method `charts(trainer, pl_module) -> Charts` what it will log, in patterns:
+    TensorBoard joins the layouts of all runs, and those with other recurrences or roles share charts.
     """
 
     def on_train_start(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
         if not trainer.is_global_zero:
             return
-        layout = as_layout(self.collect(trainer, pl_module))
+        layout = self.layout(trainer, pl_module)
         for writer in map(writer_of, trainer.loggers):
             if hasattr(writer, "add_custom_scalars"):
                 writer.add_custom_scalars(layout)
 
     @staticmethod
-    def collect(trainer: L.Trainer, pl_module: LoopedLM) -> Charts:
-        """Charts of the module and of all callbacks that have some."""
+    def layout(trainer: L.Trainer, pl_module: LoopedLM) -> dict[str, dict[str, list]]:
+        """Charts of the module and of all callbacks, in the form of `SummaryWriter.add_custom_scalars`."""
         groups: Charts = {"loss": {"loss by step": ["train/loss", "val/loss"]}}
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             of_callback = getattr(callback, "charts", None)
@@ -90,23 +87,15 @@ class TensorBoardLayout(L.Callback):
         groups["loss"]["perplexity"] = ["val/perplexity"]
         if pl_module.recurrences.varies:
             groups.setdefault("recurrences", {})["recurrences of the step"] = ["train/recurrences"]
-        return groups
-
-
-def as_layout(groups: Charts) -> dict[str, dict[str, list]]:
-    """Charts in the form of `SummaryWriter.add_custom_scalars`, whose patterns match beginnings of tags."""
-    return {
-        group: {title: ["Multiline", [f"{tag}$" for tag in tags]] for title, tags in charts.items()}
-        for group, charts in groups.items()
-    }
+        # TensorBoard's patterns match beginnings of tags.
+        return {
+            group: {title: ["Multiline", [f"{tag}$" for tag in tags]] for title, tags in charts.items()}
+            for group, charts in groups.items()
+        }
 
 
 def needed(trainer: L.Trainer, kind: type[Kind], by: L.Callback) -> Kind:
-    """The trainer's callback of a kind.
-
-    Raises:
-        UserError: there is none.
-    """
+    """The trainer's callback of a kind; a UserError if there is none."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, kind):
             return callback
@@ -119,11 +108,11 @@ def needed(trainer: L.Trainer, kind: type[Kind], by: L.Callback) -> Kind:
 def write_scalars(trainer: L.Trainer, values: Values, to: Sequence[Logger] | None = None) -> None:
     """Hand values to the trainer's loggers at once, under the number of optimizer steps done.
 
-    Not through `LightningModule.log`, which takes a third of a millisecond for each value, fetches each on its own and
-    repeats the last one where none is logged anew. Such values are for loggers alone: nothing can monitor them.
+    `LightningModule.log` takes a third of a millisecond for each value, fetches each on its own and repeats old ones.
+    Nothing can monitor these values.
 
     Args:
-        trainer: a trainer whose optimizer step has ended; ranks other than zero write nothing.
+        trainer: ranks other than zero write nothing.
         values: numbers by name; tensors () are on one device and cross to the host in one transfer.
         to: some of the trainer's loggers; None: all.
     """
@@ -139,23 +128,30 @@ def write_scalars(trainer: L.Trainer, values: Values, to: Sequence[Logger] | Non
 
 
 def writer_of(logger: Logger) -> Any:
-    """What a logger writes with, such as TensorBoard's SummaryWriter; None if it has no such thing. On rank zero."""
+    """What a logger writes with, such as TensorBoard's SummaryWriter, if anything. On rank zero."""
     return getattr(logger, "experiment", None)
 
 
-def takes_images(logger: Logger) -> bool:
-    """Whether a logger has a place for images: `log_image`, as W&B's, or TensorBoard's writer. On rank zero."""
-    return hasattr(logger, "log_image") or hasattr(writer_of(logger), "add_image")
+def takers(trainer: L.Trainer, of: str) -> list[Logger]:
+    """Loggers that take an "image" or a "text": by `log_image`, as W&B's, or a writer. On rank zero."""
+    return [x for x in trainer.loggers if hasattr(x, f"log_{of}") or hasattr(writer_of(x), f"add_{of}")]
 
 
-def takes_texts(logger: Logger) -> bool:
-    """Whether a logger has a place for texts: `log_text`, as W&B's, or TensorBoard's writer. On rank zero."""
-    return hasattr(logger, "log_text") or hasattr(writer_of(logger), "add_text")
+def add_point(points: list[Any], point: tuple[Any, ...], most: int) -> None:
+    """Add a point to a curve that a checkpoint keeps, in order of the points' first values.
+
+    After a rollback later points go. Of more than `most`, every second goes.
+    """
+    while points and points[-1][0] >= point[0]:
+        points.pop()
+    points.append(point)
+    if len(points) > most:
+        del points[1::2]
 
 
 def write_image(trainer: L.Trainer, name: str, image: np.ndarray) -> None:
     """Hand an image (H,W,3) of uint8 to every logger that takes images; called on rank zero."""
-    for logger in filter(takes_images, trainer.loggers):
+    for logger in takers(trainer, "image"):
         if hasattr(logger, "log_image"):
             logger.log_image(name, [image], step=trainer.global_step)
         else:
@@ -163,11 +159,8 @@ def write_image(trainer: L.Trainer, name: str, image: np.ndarray) -> None:
 
 
 def write_texts(trainer: L.Trainer, name: str, parts: Mapping[str, str]) -> None:
-    """Hand texts by their titles to every logger that takes texts: a row of a table in W&B, Markdown in TensorBoard.
-
-    Called on rank zero.
-    """
-    for logger in filter(takes_texts, trainer.loggers):
+    """Hand texts by title to loggers: W&B gets a table's row, others Markdown. Called on rank zero."""
+    for logger in takers(trainer, "text"):
         if hasattr(logger, "log_text"):
             logger.log_text(name, list(parts), [list(parts.values())], step=trainer.global_step)
         else:
@@ -175,7 +168,7 @@ def write_texts(trainer: L.Trainer, name: str, parts: Mapping[str, str]) -> None
 
 
 def as_markdown(parts: Mapping[str, str]) -> str:
-    """Titles in bold, each over its text, unchanged and indented, so that none of it counts as Markdown."""
+    """Titles in bold over their texts, indented so that none of them counts as Markdown."""
     blocks = []
     for title, text in parts.items():
         lines = text.replace("\t", "    ").splitlines() or [""]

@@ -1,7 +1,8 @@
-"""A checkpoint as plain data: read, verified, compared with what it is to be loaded into, and made fit to resume."""
+"""A checkpoint: written whole, read, verified, compared, and made fit to resume."""
 
 from __future__ import annotations
 
+import os
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,21 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric.plugins import TorchCheckpointIO
 from torch import Tensor
 
+from fitting.records import RunRecord, record_path
 from looped_lm.common.errors import UserError
+from looped_lm.common.writing import failing_with, new_file
+from looped_lm.runs.lightning_internals import WrappingCheckpointIO
 
-SHOWN = 8
+RECORD_KEY = "run_record"
+_verified: set[tuple[int, ...]] = set()
 MICRO_BATCHES = "micro_batches_per_step"
-"""Key of a checkpoint under which the micro-batches of one of its run's optimizer steps are counted."""
+"""Key of a checkpoint: micro-batches of one optimizer step of its run."""
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
-    """A checkpoint as plain data and tensors, on the CPU, after a check of every byte of it.
-
-    Raises:
-        UserError: the file is damaged, or not a checkpoint of a LoopedLM.
-    """
+    """A verified checkpoint on the CPU; a UserError if it is damaged, or none of a LoopedLM."""
     verify(path)
     return _read(path)
 
@@ -31,8 +33,7 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
 def verify(path: str | Path) -> None:
     """Compare a checkpoint's content with the checksums that were written with it.
 
-    `torch.save` writes a zip archive with a CRC-32 of every record, and `torch.load` does not look at them: it gives
-    back whatever is in the file.
+    `torch.save` writes a zip archive with a CRC-32 of every record, which `torch.load` ignores.
 
     Raises:
         UserError: the file is truncated, damaged, or none that `torch.save` writes.
@@ -44,14 +45,24 @@ def verify(path: str | Path) -> None:
         raise _unreadable(path, error) from error
     if damaged is not None:
         raise UserError(f"{path} is damaged: the checksum of {damaged!r} in it does not match its content.")
+    _verified.add(_written(path))
+
+
+def verify_once(path: str | Path) -> None:
+    """Verify a checkpoint, unless this process has done so since it was written."""
+    if _written(path) not in _verified:
+        verify(path)
+
+
+def _written(path: str | Path) -> tuple[int, ...]:
+    found = os.stat(path) if os.path.exists(path) else None
+    return (found.st_ino, found.st_size, found.st_mtime_ns) if found else ()
 
 
 def _unreadable(path: str | Path, error: Exception) -> UserError:
     # torch's reasons are paragraphs about its own internals; the first sentence says what it met.
-    reason = str(error).split(". ")[0]
-    return UserError(
-        f"{path} cannot be read as a checkpoint: it is truncated, damaged, or something else ({reason})."
-    )
+    reason = f"it is truncated, damaged, or something else ({str(error).split('. ')[0]})"
+    return UserError(f"{path} cannot be read as a checkpoint: {reason}.")
 
 
 def _read(path: str | Path, mmap: bool = False) -> dict[str, Any]:
@@ -76,18 +87,14 @@ class Stored:
 
 
 def look(path: str | Path) -> Stored:
-    """What a checkpoint says of its run.
-
-    Raises:
-        UserError: the file cannot be read, or is not a checkpoint of a LoopedLM.
-    """
+    """What a checkpoint says of its run; a UserError if it cannot be read, or is none of a LoopedLM."""
     checkpoint = _read(path, mmap=True)
-    record = checkpoint.get("run_record")
+    record = checkpoint.get(RECORD_KEY)
     return Stored(Path(path), int(checkpoint["global_step"]), record if isinstance(record, dict) else {})
 
 
 def in_folder(folder: str | Path) -> tuple[list[Stored], dict[Path, str]]:
-    """Checkpoints of a folder from the newest to the oldest, and those that cannot be read with the reason."""
+    """Checkpoints of a folder, the newest first, and those that cannot be read with the reason."""
     found, unreadable = [], {}
     for path in sorted(Path(folder).glob("*.ckpt")):
         try:
@@ -97,18 +104,11 @@ def in_folder(folder: str | Path) -> tuple[list[Stored], dict[Path, str]]:
             if path.exists():
                 unreadable[path] = str(error)
     # Two of one step: the later one was written after the run had gone back.
-    return sorted(found, key=lambda c: (c.step, _modified(c.path)), reverse=True), unreadable
-
-
-def _modified(path: Path) -> int:
-    return path.stat().st_mtime_ns if path.exists() else 0
+    return sorted(found, key=lambda c: (c.step, *_written(c.path)[2:]), reverse=True), unreadable
 
 
 def newest_whole(folder: str | Path) -> tuple[Stored | None, dict[Path, str]]:
-    """The newest checkpoint of a folder that training can go on from, and the damaged ones with the reason.
-
-    Every byte of the one that is returned was checked; older ones were not looked at.
-    """
+    """The newest checkpoint of a folder that is whole, and the damaged newer ones with the reason."""
     found, damaged = in_folder(folder)
     for stored in found:
         try:
@@ -118,6 +118,57 @@ def newest_whole(folder: str | Path) -> tuple[Stored | None, dict[Path, str]]:
             continue
         return stored, damaged
     return None, damaged
+
+
+class RecordingCheckpointIO(WrappingCheckpointIO):
+    """Writes checkpoints whole or not at all, and writes and removes the record beside each.
+
+    A record comes after its checkpoint and goes before it: it never stands alone.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, *args: Any, **kwargs: Any) -> None:
+        if "://" in str(path):
+            # An object store shows a whole object or none.
+            super().save_checkpoint(checkpoint, path, *args, **kwargs)
+            return
+        way_out = "Earlier checkpoints are untouched: make room, and go on with --resume auto."
+        with failing_with(way_out, path):
+            if type(self.checkpoint_io) is TorchCheckpointIO:
+                write_checkpoint(checkpoint, path)
+            else:
+                with new_file(path) as aside:
+                    super().save_checkpoint(checkpoint, aside, *args, **kwargs)
+        if RECORD_KEY in checkpoint:
+            write_record(checkpoint[RECORD_KEY], path)
+
+    def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        if "://" not in str(path):
+            verify_once(path)
+        return super().load_checkpoint(path, *args, **kwargs)
+
+    def remove_checkpoint(self, path: Any) -> None:
+        record_path(path).unlink(missing_ok=True)
+        super().remove_checkpoint(path)
+
+
+def write_checkpoint(checkpoint: Mapping[str, Any], path: str | Path) -> None:
+    """Write a checkpoint whole or not at all; raises what `torch.save` raises."""
+    # Lightning's own way holds the file in memory twice and takes a detour over the system's /tmp.
+    with new_file(path) as aside, aside.open("wb") as file:
+        torch.save(checkpoint, file)
+
+
+def write_record(record: Mapping[str, Any], checkpoint: str | Path) -> None:
+    """Write the record that a checkpoint holds beside it; a UserError where the disk does not take it."""
+    path = record_path(checkpoint)
+    with failing_with("The checkpoint beside it is whole, and --resume auto goes on from it.", path):
+        RunRecord.from_dict(record).save(path)
+
+
+def mend_record(stored: Stored) -> None:
+    """Write the record that a kill kept from being written beside a whole checkpoint."""
+    if stored.record and not record_path(stored.path).exists():
+        write_record(stored.record, stored.path)
 
 
 @dataclass(frozen=True)
@@ -133,17 +184,15 @@ class Difference:
 
 
 def differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[Difference]:
-    """Every leaf of two nested mappings that is not equal; a key that one side lacks counts as None there."""
+    """Every unequal leaf of two nested mappings; a key that one side lacks counts as None there."""
     old, new = _leaves(stored), _leaves(given)
-    return [
-        Difference(key, old.get(key), new.get(key))
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key)
-    ]
+    both = [Difference(key, old.get(key), new.get(key)) for key in sorted(old.keys() | new.keys())]
+    return [d for d in both if d.stored != d.given]
 
 
 def _leaves(values: Any, prefix: str = "") -> dict[str, Any]:
-    if _is_list_of_components(values):
+    listed = values if isinstance(values, list) else []
+    if listed and all(isinstance(v, Mapping) and "class_path" in v for v in listed):
         # By class and not by place: a callback more would make a difference of all that follow.
         names = [str(v["class_path"]) for v in values]
         places = [f"#{names[:i].count(n) + 1}" if n in names[:i] else "" for i, n in enumerate(names)]
@@ -156,24 +205,12 @@ def _leaves(values: Any, prefix: str = "") -> dict[str, Any]:
     return {prefix: list(values) if isinstance(values, tuple) else values}
 
 
-def _is_list_of_components(values: Any) -> bool:
-    return (
-        isinstance(values, list)
-        and bool(values)
-        and all(isinstance(v, Mapping) and "class_path" in v for v in values)
-    )
-
-
 def compare_tensors(
     stored: Mapping[str, Tensor],
     own: Mapping[str, Tensor],
     way_out: str = "Use the configuration the checkpoint was trained with, or LoopedLM.load_from_checkpoint(path).",
 ) -> None:
-    """Refuse weights of another architecture.
-
-    Raises:
-        UserError: naming the tensors that differ in shape or exist on one side only.
-    """
+    """Refuse weights of another architecture: a UserError names the tensors that differ."""
     problems = [
         f"{name}: {tuple(stored[name].shape)} in the checkpoint, {tuple(own[name].shape)} in the model"
         for name in sorted(own.keys() & stored.keys())
@@ -182,20 +219,13 @@ def compare_tensors(
     problems += [f"{name}: only in the checkpoint" for name in sorted(stored.keys() - own.keys())]
     problems += [f"{name}: only in the model" for name in sorted(own.keys() - stored.keys())]
     if problems:
-        more = [f"... and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
-        raise UserError(
-            f"The checkpoint holds another architecture; {len(problems)} tensor(s) differ:\n  "
-            + "\n  ".join(problems[:SHOWN] + more)
-            + f"\n{way_out}"
-        )
+        more = [f"... and {len(problems) - 8} more"] if len(problems) > 8 else []
+        told = f"The checkpoint holds another architecture; {len(problems)} tensor(s) differ:"
+        raise UserError("\n  ".join([told, *problems[:8], *more]) + f"\n{way_out}")
 
 
 def refuse_weights_alone(checkpoint: Mapping[str, Any]) -> None:
-    """Refuse to train on from a checkpoint that was converted, or saved without the optimizer.
-
-    Raises:
-        UserError: it has no optimizer state.
-    """
+    """Refuse, by a UserError, to train on from a checkpoint without an optimizer's state."""
     if not checkpoint.get("optimizer_states"):
         raise UserError(
             "The checkpoint holds weights and no state of an optimizer, as converted ones do, so training cannot go on "
@@ -204,15 +234,10 @@ def refuse_weights_alone(checkpoint: Mapping[str, Any]) -> None:
 
 
 def realign(checkpoint: dict[str, Any], micro_batches: int, data: object) -> None:
-    """Count a checkpoint's micro-batches anew where a step has more or fewer of them than before.
+    """Count a checkpoint's micro-batches anew, in place, for a step that consists of `micro_batches`.
 
-    With another number of processes or rows per device a step consists of another number of micro-batches. Lightning
-    takes the end of a step, and the time of a validation, from how many there were since the beginning of training.
-
-    Args:
-        checkpoint: as loaded; its counters are changed in place before Lightning and the data module read them.
-        micro_batches: of one optimizer step in the run that goes on.
-        data: its data module.
+    Their number depends on processes and rows per device. Lightning takes the ends of steps and the times of
+    validations from how many there were since the beginning of training.
     """
     then = checkpoint.get(MICRO_BATCHES)
     if then in (None, micro_batches):

@@ -1,11 +1,11 @@
 """The folder of a run: which one it gets, who may write there, and where a run goes on.
 
-A run writes into `<save_dir>/<run name>/version_<N>`. One process at a time holds it, by a lock that the operating
-system lets go of with the process, however that ends.
+It is `<save_dir>/<run name>/version_<N>`. One process holds it, by a lock that ends with the process.
 """
 
 from __future__ import annotations
 
+import csv
 import datetime
 import os
 import platform
@@ -18,24 +18,22 @@ from typing import Any
 import lightning as L
 from filelock import FileLock, Timeout
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from looped_lm.common.errors import UserError
 from looped_lm.common.text import say
-from looped_lm.common.writing import PARTIAL, failing_with
+from looped_lm.common.writing import PARTIAL, failing_with, new_file
 from looped_lm.runs.checkpoint import Stored, differences, in_folder, look, newest_whole
-from looped_lm.runs.lightning_internals import version_given, write_into
-from looped_lm.runs.rows import go_on_after
+from looped_lm.runs.lightning_internals import purge_after, version_given, write_into
 
 AUTO = "auto"
 CHECKPOINTS = "checkpoints"
 LOCK_SECONDS = 10.0
-"""How long a folder that is taken is waited for: workers of a killed process may outlive it by some seconds."""
-_LOCK, _OWNER = ".lock", ".owner"
+"""How long a taken folder is waited for: workers of a killed process may outlive it."""
 _MAKE_ROOM = "Make room, or see who may write there, and give the same command again."
+_ANOTHER_PLACE = "Choose another place with the logger's save_dir, or make room; nothing was changed."
 _VERSION = re.compile(r"version_(\d+)")
-#: Keys of a configuration that may differ between the parts of one run without changing it. The module compares its
-#: own hyperparameters.
+#: Keys of a configuration that may differ between the parts of one run; the module compares its own hyperparameters.
 _NOT_COMPARED = ("config", "model.", "ckpt_path", "resume", "weights_only", "trainer.logger")
 
 
@@ -46,33 +44,16 @@ def versions(root: Path) -> list[Path]:
 
 
 def new_version(root: Path) -> Path:
-    """A version folder that did not exist: of two processes that ask at the same time each gets its own.
-
-    Raises:
-        UserError: the folder cannot be made.
-    """
-    with _failing_in(root):
+    """A version folder that did not exist, another for each process; a UserError if it cannot be made."""
+    with failing_with(_ANOTHER_PLACE, root):
         root.mkdir(parents=True, exist_ok=True)
         taken = versions(root)
         number = 1 + int(taken[0].name.removeprefix("version_")) if taken else 0
         while True:
-            try:
+            with suppress(FileExistsError):
                 (root / f"version_{number}").mkdir()
                 return root / f"version_{number}"
-            except FileExistsError:
-                number += 1
-
-
-@contextmanager
-def _failing_in(place: Path) -> Iterator[None]:
-    """Say what to do where a folder cannot be made or taken."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"The run's folder cannot be made in {place}: {error.strerror} ({error.filename}). Choose another place "
-            "with the logger's save_dir, or make room; nothing was changed."
-        ) from error
+            number += 1
 
 
 @contextmanager
@@ -80,12 +61,10 @@ def held(folder: Path) -> Iterator[None]:
     """Keep other processes out of a folder.
 
     Raises:
-        UserError: another process writes there; it is named.
-        UserError: the folder cannot be made or written to.
+        UserError: another process writes there (it is named), or the folder cannot be made or written to.
     """
-    owner = folder / _OWNER
-    lock = FileLock(folder / _LOCK)
-    with _failing_in(folder):
+    owner, lock = folder / ".owner", FileLock(folder / ".lock")
+    with failing_with(_ANOTHER_PLACE, folder):
         folder.mkdir(parents=True, exist_ok=True)
         try:
             lock.acquire(timeout=LOCK_SECONDS)
@@ -112,7 +91,7 @@ def clean(checkpoints: Path) -> None:
 
 
 def newest_of_run(root: Path) -> tuple[Stored | None, dict[Path, str]]:
-    """The newest whole checkpoint of a run's newest folder that has any checkpoint, and the damaged ones there."""
+    """The newest whole checkpoint of a run's newest folder that has any, and the damaged ones there."""
     for folder in versions(root):
         found, damaged = newest_whole(folder / CHECKPOINTS)
         if found or damaged:
@@ -120,11 +99,37 @@ def newest_of_run(root: Path) -> tuple[Stored | None, dict[Path, str]]:
     return None, {}
 
 
-class RunFolder:
-    """Finds a run's folder and the checkpoint that it goes on from, and holds the folder while the run writes.
+def go_on_after(logger: Logger, step: int, writes: bool) -> None:
+    """Have a logger that has not written yet keep its folder's rows up to `step`.
 
-    Every process of a run finds the same checkpoint by looking at the same files; only the first one makes, locks
-    and cleans folders.
+    Later ones exist where a run was killed: the resumed one writes them again. `writes`: this process writes logs.
+    """
+    purge_after(logger, step)
+    if not (isinstance(logger, CSVLogger) and writes):
+        return
+    # Lightning's writer deletes the file that it finds; a kill leaves the rows in one of the two.
+    path = Path(logger.log_dir) / "metrics.csv"
+    before = path.with_name("metrics.csv.before")
+    if path.is_file():
+        path.replace(before)
+    writer = logger.experiment
+    if not before.is_file():
+        return
+    whole, _, _ = before.read_text(encoding="utf-8").rpartition("\n")  # A kill may leave half a line.
+    rows = csv.DictReader(whole.splitlines())
+    names = list(rows.fieldnames or ["step"])
+    with new_file(path) as aside, aside.open("w", newline="", encoding="utf-8") as file:
+        kept = csv.DictWriter(file, names)
+        kept.writeheader()
+        kept.writerows(row for row in rows if int(float(row["step"])) <= step)
+    writer.metrics_keys = names
+    before.unlink()
+
+
+class RunFolder:
+    """Finds a run's folder and the checkpoint that it goes on from, and holds it while the run writes.
+
+    Every process looks at the same files; only the first one makes, locks and cleans folders.
 
     Args:
         trainer: its loggers and checkpoint callbacks get the run's folder.
@@ -134,8 +139,7 @@ class RunFolder:
 
     Raises:
         UserError: both `resume` and `ckpt_path`; a folder to resume that does not exist, is another run's, or has no
-            whole checkpoint; results of another run in the way; another process that writes into the folder.
-        UserError: the folder cannot be made or written to.
+            whole checkpoint; results of another run or another process in the way; a folder that cannot be written to.
     """
 
     def __init__(self, trainer: L.Trainer, run_name: str, resume: str | None, ckpt_path: str | None) -> None:
@@ -148,24 +152,23 @@ class RunFolder:
         # Loggers of a service (W&B and others) have a folder for all runs, if any.
         shared = next((x.save_dir for x in trainer.loggers if x.save_dir), trainer.default_root_dir)
         root = self._loggers[0].root_dir if self._loggers else str(Path(shared) / run_name)
-        #: Folders behind URLs are left to Lightning: an object store has neither locks nor half-written files.
+        #: Object stores are left to Lightning: they have neither locks nor half-written files.
         self.local = "://" not in root
         self._root = Path(root)
         if resume and ckpt_path:
-            raise UserError(
-                "Both --resume and --ckpt_path are given: --resume finds the checkpoint itself. Leave one out."
-            )
+            told = "Both --resume and --ckpt_path are given: --resume finds the checkpoint itself. Leave one out."
+            raise UserError(told)
         if resume and not self.local:
             raise UserError(f"--resume looks into local folders, and {root} is none: give --ckpt_path URL.")
-        #: The run's, on the process that writes; None before `hold` makes a new one, which others may not know.
+        #: The run's; None before `hold` makes a new one, which only the process that writes may know.
         self.folder: Path | None = None
         #: To go on from; None for a fresh start.
         self.checkpoint: Stored | None = None
         #: Checkpoints that cannot be used, with the reason.
         self.damaged: dict[Path, str] = {}
         if resume == AUTO:
-            place = self._fixed[0] if self._fixed else None
-            self.checkpoint, self.damaged = newest_whole(place) if place else newest_of_run(self._root)
+            found = newest_whole(self._fixed[0]) if self._fixed else newest_of_run(self._root)
+            self.checkpoint, self.damaged = found
             self.folder = self._folder_of(self.checkpoint)
         elif resume:
             self._find_in(Path(resume))
@@ -193,11 +196,8 @@ class RunFolder:
         later = [c for c in in_folder(given.path.parent)[0] if c.step > given.step] if self.folder else []
         if later:
             self.folder = None
-            say(
-                self._trainer,
-                f"{given.path} is not the last checkpoint of its run ({later[0].path.name} is later): the run goes "
-                "on in a folder of its own.",
-            )
+            told = f"{given.path} is not the last checkpoint of its run ({later[0].path.name} is later)"
+            say(self._trainer, f"{told}: the run goes on in a folder of its own.")
 
     def _folder_of(self, stored: Stored | None) -> Path | None:
         """The run folder that holds a checkpoint, if it is one of this run's."""
@@ -207,10 +207,7 @@ class RunFolder:
         return folder if folder.parent.resolve() == self._root.resolve() else None
 
     def hold(self, stack: ExitStack) -> None:
-        """Make or take the run's folder, and point the trainer's loggers and checkpoint callbacks there.
-
-        Other processes are kept out of it until `stack` closes.
-        """
+        """Take the run's folder until `stack` closes; point loggers and checkpoint callbacks there."""
         if not self.local:
             return
         goes_on_there = self.folder is not None
@@ -256,8 +253,6 @@ class RunFolder:
                 f"{there.name}: give another dirpath, leave it out, or go on with --resume auto."
             )
 
-    # ---- What is said of it ---------------------------------------------------------------------------------------
-
     def report(self, resume: str | None, config: dict[str, Any]) -> None:
         """Say where the run goes on and how its configuration differs from the one that wrote the checkpoint.
 
@@ -280,13 +275,10 @@ class RunFolder:
                 "run. Give it another --run_name, or the same seed, or --resume FOLDER to go on with that one "
                 "regardless."
             )
-        changed = [d for d in differences(recorded, config) if not d.key.startswith(_NOT_COMPARED)]
+        changed = [f"\n  {d}" for d in differences(recorded, config) if not d.key.startswith(_NOT_COMPARED)]
         if recorded and changed:
-            say(
-                self._trainer,
-                "The configuration differs from the checkpoint's; the one given here is used:\n"
-                + "\n".join(f"  {d}" for d in changed),
-            )
+            told = "The configuration differs from the checkpoint's; the one given here is used:"
+            say(self._trainer, told + "".join(changed))
 
     def finished(self, planned: int) -> bool:
         """Whether nothing is left to do for a run of `planned` optimizer steps."""

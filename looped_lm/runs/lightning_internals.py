@@ -1,8 +1,7 @@
-"""Every private part of Lightning that this project touches, each behind a function that says what it is for.
+"""Every private part of Lightning (2.6.6) that this project touches, each behind a function.
 
-All were checked with Lightning 2.6.6. `tests/looped_lm/runs/test_lightning_internals.py` fails where one of them moves,
-and where another file touches a private part. Loops, their counters and their limits count as private here: no page of
-Lightning's documentation promises them.
+`tests/looped_lm/runs/test_lightning_internals.py` fails where one of them moves, and where another file touches one.
+Loops, their counters and their limits are undocumented and count as private.
 """
 
 from __future__ import annotations
@@ -18,33 +17,24 @@ from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO as WrappingCheckpointIO
 from torch import Tensor
 
-__all__ = [
-    "WrappingCheckpointIO"
-]  # Strategies ask for this class; a public `CheckpointIO` around another is refused.
-
-# ---- Loggers ---------------------------------------------------------------------------------------------------------
+# Strategies ask for this class; a public `CheckpointIO` around another is refused.
+__all__ = ["WrappingCheckpointIO"]
 
 
 def version_given(logger: TensorBoardLogger | CSVLogger) -> int | str | None:
-    """The version that a logger was built with. The public `version` makes one up where there is none."""
+    """The version that a logger was built with; the public `version` makes one up."""
     return logger._version
 
 
 def write_into(logger: TensorBoardLogger | CSVLogger, version: str) -> None:
-    """Have a logger write into another version's folder. `version` can be given to its constructor only."""
+    """Have a logger write into another version's folder; only the constructor takes `version`."""
     logger._version = version
 
 
 def purge_after(logger: Logger, step: int) -> None:
-    """Have readers of TensorBoard's files leave out what earlier files hold after `step`.
-
-    The writer takes that as an argument, and the logger's constructor alone hands arguments on.
-    """
+    """Have readers of TensorBoard's files leave out earlier rows after `step`; only the constructor takes it."""
     if isinstance(logger, TensorBoardLogger):
         logger._kwargs["purge_step"] = step + 1
-
-
-# ---- Steps and batches -----------------------------------------------------------------------------------------------
 
 
 def set_max_steps(trainer: L.Trainer, steps: int) -> None:
@@ -53,10 +43,8 @@ def set_max_steps(trainer: L.Trainer, steps: int) -> None:
 
 
 def start_without_steps(trainer: L.Trainer) -> None:
-    """Have fit call `on_train_start` although no step is left; it would return before that.
-
-    The limit is one step higher until the loop resets itself, which it does just before `on_train_start`.
-    """
+    """Have fit call `on_train_start` although no step is left; it would return before that."""
+    # The limit is one step higher until the loop resets itself, just before `on_train_start`.
     loop, steps = trainer.fit_loop, trainer.max_steps
     reset = loop.reset
 
@@ -70,20 +58,17 @@ def start_without_steps(trainer: L.Trainer) -> None:
 
 
 def batches_begun(trainer: L.Trainer) -> int:
-    """Micro-batches since the beginning of training, the present one included. Hooks are told those of the epoch."""
+    """Micro-batches since training began, the present one included; hooks are told those of the epoch."""
     return trainer.fit_loop.epoch_loop.batch_progress.total.ready
 
 
 def take_steps_back(trainer: L.Trainer, checkpoint: Mapping[str, Any]) -> None:
-    """Set the counters of optimizer steps to a checkpoint's; those of batches go on. A fit cannot be resumed midway."""
+    """Set the counters of optimizer steps to a checkpoint's; those of batches go on."""
     loop, saved = trainer.fit_loop.epoch_loop, checkpoint["loops"]["fit_loop"]
     optimizers = saved["epoch_loop.automatic_optimization.optim_progress"]
     loop.automatic_optimization.optim_progress.load_state_dict(optimizers)
     loop.scheduler_progress.load_state_dict(saved["epoch_loop.scheduler_progress"])
     loop._batches_that_stepped = saved["epoch_loop.state_dict"]["_batches_that_stepped"]
-
-
-# ---- Validation ------------------------------------------------------------------------------------------------------
 
 
 def validate_now(trainer: L.Trainer) -> None:
@@ -96,21 +81,18 @@ def validate_now(trainer: L.Trainer) -> None:
 
 
 def reload_validation_data(trainer: L.Trainer) -> None:
-    """Have the next validation ask for its loader again. It keeps the first one, but for a setting in epochs."""
+    """Have the next validation ask for its loader again; by a setting it can in epochs only."""
     trainer.fit_loop.epoch_loop.val_loop._combined_loader = None
 
 
 def validation_progress(trainer: L.Trainer) -> tuple[int, float]:
-    """Batches of the validation that runs: those begun, and all. Its hooks are told the loader's, not all loaders'."""
+    """Batches of the validation that runs: those begun, and all; hooks are told one loader's."""
     loop = trainer.fit_loop.epoch_loop.val_loop
     return loop.batch_progress.current.ready, sum(loop.max_batches)
 
 
-# ---- Signals ---------------------------------------------------------------------------------------------------------
-
-
 def cluster_environment(trainer: L.Trainer) -> ClusterEnvironment:
-    """The environment whose settings Lightning's signal handlers follow. A strategy of one device has none to ask."""
+    """The environment whose settings Lightning's signal handlers follow; not every strategy has it."""
     return trainer._accelerator_connector.cluster_environment
 
 
@@ -120,13 +102,10 @@ def leave_signals_alone(trainer: L.Trainer) -> None:
 
 
 def take_sigterm(trainer: L.Trainer) -> bool:
-    """Whether Lightning's handler has received a SIGTERM, which it then forgets. `received_sigterm` is read-only."""
+    """Whether Lightning's handler has received a SIGTERM, which it then forgets."""
     received = trainer.received_sigterm
     trainer._signal_connector.received_sigterm = False
     return received
-
-
-# ---- Modules and checkpoints -----------------------------------------------------------------------------------------
 
 
 def is_attached(module: L.LightningModule) -> bool:
@@ -135,29 +114,15 @@ def is_attached(module: L.LightningModule) -> bool:
 
 
 def save_now(saver: ModelCheckpoint, trainer: L.Trainer) -> str | None:
-    """Have a checkpoint callback save this step as one of its own, if it did not yet.
-
-    `Trainer.save_checkpoint` would leave a file that the callback neither counts nor removes.
-
-    Returns:
-        The path; None where the callback keeps those that it has.
-    """
-    if saver._last_global_step_saved != trainer.global_step:
+    """Have a checkpoint callback save this step as one of its own, once; None if it keeps those it has."""
+    # `Trainer.save_checkpoint` would leave a file that the callback neither counts nor removes.
+    if not saver._should_skip_saving_checkpoint(trainer):
         saver._save_topk_checkpoint(trainer, saver._monitor_candidates(trainer))
     return saver._last_checkpoint_saved if saver._last_global_step_saved == trainer.global_step else None
 
 
 class NewestCheckpoints(ModelCheckpoint):
-    """Keeps the newest checkpoints by the trainer's count of steps.
-
-    ModelCheckpoint has no public place for any of this: which step a checkpoint is of, a second one of the same step,
-    what is removed, and what comes before one is written.
-    """
-
-    def save(self, trainer: L.Trainer) -> None:
-        """Write the state as it is, unless that was done at this step."""
-        if not self._should_skip_saving_checkpoint(trainer):
-            self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
+    """Keeps the newest checkpoints by the trainer's count of steps; no public method decides any of this."""
 
     def _save_topk_checkpoint(self, trainer: L.Trainer, monitor_candidates: dict[str, Tensor]) -> None:
         path = self.format_checkpoint_name(monitor_candidates)
@@ -172,7 +137,7 @@ class NewestCheckpoints(ModelCheckpoint):
         return previous != current
 
     def _save_checkpoint(self, trainer: L.Trainer, filepath: str) -> None:
-        # A run that goes on from here logs no step before it again: what loggers hold back must not go with a kill.
+        # A run that goes on from here does not log earlier steps again: loggers must not hold them back.
         for logger in trainer.loggers:
             logger.save()
         super()._save_checkpoint(trainer, filepath)
@@ -181,11 +146,8 @@ class NewestCheckpoints(ModelCheckpoint):
         return {**super()._monitor_candidates(trainer), "step": torch.tensor(trainer.global_step)}
 
 
-# ---- Devices ---------------------------------------------------------------------------------------------------------
-
-
 def peak_flops_table() -> Mapping[str, Mapping[Any, float]]:
-    """Peak FLOPs/s by name of a GPU and dtype. The public function looks up the GPU that is there, and no other."""
+    """Peak FLOPs/s by name of a GPU and dtype; the public function knows the GPU that is there only."""
     from lightning.fabric.utilities.throughput import _CUDA_FLOPS
 
     return _CUDA_FLOPS

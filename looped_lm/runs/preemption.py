@@ -26,12 +26,13 @@ SLURM sends it on `scancel`, when nobody wants the job back, and when SLURM requ
 class Preempted(SystemExit):
     """A signal stopped the run. Uncaught, it ends the process with EXIT_STATUS and without a traceback.
 
+    Only rank zero reports EXIT_STATUS: a launcher kills the others of a run as soon as one of them fails.
+
     Args:
         signum: the signal.
         step: optimizer steps done; None before training began.
         checkpoint: where they are saved; None if there was nothing to save.
-        rank: of this process. Only rank zero reports EXIT_STATUS: a launcher kills the others of a run as soon as one
-            of them fails.
+        rank: of this process.
     """
 
     def __init__(
@@ -49,21 +50,17 @@ class Preempted(SystemExit):
 
     @property
     def wants_requeue(self) -> bool:
-        """Whether the signal means that the run should go back into the queue."""
+        """Whether the run should go back into the queue."""
         return self.signum in REQUEUE_SIGNALS and self.rank == 0
 
 
 def requeue_job() -> str | None:
-    """Ask SLURM to run this job again; what came of it in words, or None outside of a job.
-
-    A task of a job array is named by the array's id and its own: `SLURM_JOB_ID` differs from task to task, and the
-    array's id alone would requeue all of them.
-    """
+    """Ask SLURM to run this job again; what came of it in words, or None outside of a job."""
     job = os.environ.get("SLURM_JOB_ID")
     if job is None:
         return None
-    array = os.environ.get("SLURM_ARRAY_JOB_ID")
-    if array is not None:
+    if array := os.environ.get("SLURM_ARRAY_JOB_ID"):
+        # `SLURM_JOB_ID` differs from task to task, and the array's id alone would requeue all of them.
         job = f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}"
     try:
         asked = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True)
@@ -76,7 +73,7 @@ def requeue_job() -> str | None:
 
 @contextmanager
 def answered(signals: Iterable[signal.Signals], answer: Callable[[int], None]) -> Iterator[None]:
-    """Have this process call `answer` on signals. Forked children keep the default action, threads change nothing."""
+    """Have this process, but no forked child, call `answer` on signals; threads change nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -100,26 +97,21 @@ def answered(signals: Iterable[signal.Signals], answer: Callable[[int], None]) -
 def stopped_before_training() -> AbstractContextManager[None]:
     """Until training installs handlers of its own, SIGTERM and the requeue signals raise Preempted.
 
-    There is nothing to save yet, but a scheduler must learn that the run wants to start again. SIGINT stays Python's
-    KeyboardInterrupt.
+    A scheduler must learn that the run wants to start again. SIGINT stays Python's KeyboardInterrupt.
     """
 
     def stop(signum: int) -> None:
         raise Preempted(signum)
 
-    return answered([s for s in SIGNALS if s != signal.SIGINT], stop)
+    return answered((signal.SIGTERM, *REQUEUE_SIGNALS), stop)
 
 
 def report(stop: Preempted) -> int:
-    """Tell how a stopped run goes on, put it back into the queue where that is wanted; its exit status."""
+    """Tell how a stopped run goes on, requeue it where that is wanted; its exit status."""
     if stop.rank == 0:
-        print(f"{stop}", file=sys.stderr)
+        lines = [str(stop)]
         if stop.checkpoint is not None:
-            print(
-                f"Go on with the same command and --resume auto, or with --ckpt_path {stop.checkpoint}",
-                file=sys.stderr,
-            )
-        if stop.wants_requeue and (answer := requeue_job()):
-            print(answer, file=sys.stderr)
-        sys.stderr.flush()
+            lines += [f"Go on with the same command and --resume auto, or with --ckpt_path {stop.checkpoint}"]
+        lines += [requeue_job() or ""] if stop.wants_requeue else []
+        print("\n".join(filter(None, lines)), file=sys.stderr, flush=True)
     return int(stop.code or 0)

@@ -108,10 +108,14 @@ def test_the_past_survives_a_resume_and_stays_bounded(monkeypatch: pytest.Monkey
         maps._collect(step, lm)
     again = LaneMaps()
     again.load_state_dict(maps.state_dict())
-    assert again._steps == [1, 3, 5, 6]
-    assert [float(w[0, 0]) for w in again._weights["beta"]] == [1, 3, 5, 6]
+    assert [(step, float(weights["beta"][0, 0])) for step, weights in again._past] == [
+        (1, 1),
+        (3, 3),
+        (5, 5),
+        (6, 6),
+    ]
     again._collect(4, lm)
-    assert again._steps == [1, 3, 4], "the run went back"
+    assert [step for step, _ in again._past] == [1, 3, 4], "the run went back"
 
 
 def test_tensorboard_stores_the_picture(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.custom_scalar.metadata import CONFIG_SUMMARY_TAG
 
 from callbacks import FlopsMonitor, TensorBoardLayout
-from callbacks.telemetry import as_layout
 from looped_lm import HyperConnectionLanes, PassthroughInjection, Steps
 from tests.support.own_components import FewerAndFewer
 from tests.support.recording_logger import RecordingLogger
@@ -58,7 +57,7 @@ def test_charts_and_logged_tags_belong_together(tmp_path: Path, model: str) -> N
 
 def test_without_a_known_peak_there_is_no_chart_of_mfu(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path, [FlopsMonitor(), TensorBoardLayout()])
-    charts = TensorBoardLayout.collect(trainer, tiny_lm())
+    charts = TensorBoardLayout.layout(trainer, tiny_lm())
     assert list(charts["speed"]) == ["tokens per second", "FLOPs per second"]
 
 
@@ -69,5 +68,5 @@ def test_a_callback_of_ones_own_has_its_chart_and_other_loggers_are_left_alone(t
 
     trainer = tiny_trainer(tmp_path, [Own()], logger=RecordingLogger())
     trainer.fit(tiny_lm(), datamodule=TinyData())
-    groups = as_layout(TensorBoardLayout.collect(trainer, tiny_lm()))
+    groups = TensorBoardLayout.layout(trainer, tiny_lm())
     assert groups["mine"] == {"speed of light": ["Multiline", ["own/c$"]]}

@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from callbacks import FlopsMonitor, LossCurves
 from callbacks import loss_curves as module
 from looped_lm import Steps
-from looped_lm.runs.rows import go_on_after
+from looped_lm.runs.folder import go_on_after
 from tests.support.recording_logger import RecordingLogger
 from tests.support.tiny import TinyData, tiny_lm, tiny_trainer
 

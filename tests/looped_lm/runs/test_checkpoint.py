@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import random
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lightning.fabric.plugins import TorchCheckpointIO
 
 from looped_lm.runs.checkpoint import (
+    RecordingCheckpointIO,
     compare_tensors,
     differences,
     in_folder,
@@ -38,6 +42,25 @@ def test_a_flipped_byte_is_found_or_changes_nothing(tmp_path: Path) -> None:
             found += 1
             assert str(path) in str(error)
     assert found > 120
+
+
+def test_a_file_that_was_verified_is_read_again_only_where_it_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[str | None] = []
+    testzip = zipfile.ZipFile.testzip
+    monkeypatch.setattr(zipfile.ZipFile, "testzip", lambda archive: reads.append("all") or testzip(archive))
+    path = stored(tmp_path / "a.ckpt", 1)
+    disk = RecordingCheckpointIO(TorchCheckpointIO())
+    for _ in range(2):
+        assert disk.load_checkpoint(path)["global_step"] == 1
+    assert reads == ["all"]
+    flip(path, path.stat().st_size // 2)
+    os.utime(path, ns=(0, 0))
+    with pytest.raises(ValueError, match="a.ckpt is damaged"):
+        disk.load_checkpoint(path)
+    with pytest.raises(ValueError, match="none.ckpt cannot be read"):
+        disk.load_checkpoint(tmp_path / "none.ckpt")
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.99])

@@ -24,7 +24,7 @@ def test_simultaneous_starts_get_folders_of_their_own(tmp_path: Path) -> None:
 
 def test_a_file_in_the_folders_place_is_one_message(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("mine")
-    with pytest.raises(UserError, match="cannot be made in .*runs.r4: Not a directory.*save_dir"):
+    with pytest.raises(UserError, match=r"runs.r4 could not be written \(Not a directory\).*save_dir"):
         new_version(tmp_path / "runs" / "r4")
     assert (tmp_path / "runs").read_text() == "mine"
 

@@ -169,8 +169,8 @@ def test_a_callback_saves_at_once_and_once(tmp_path: Path) -> None:
 def test_the_newest_checkpoints_stay(tmp_path: Path) -> None:
     class Newest(internals.NewestCheckpoints):
         def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
-            self.save(trainer)
-            self.save(trainer)
+            internals.save_now(self, trainer)
+            internals.save_now(self, trainer)
 
     newest = Newest(
         tmp_path, "{step}", monitor="step", mode="max", save_top_k=2, save_on_train_epoch_end=False

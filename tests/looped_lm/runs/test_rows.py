@@ -9,7 +9,7 @@ import pytest
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from looped_lm.runs.rows import go_on_after
+from looped_lm.runs.folder import go_on_after
 
 
 def write(logger: TensorBoardLogger | CSVLogger, steps: range, value: float) -> None:
