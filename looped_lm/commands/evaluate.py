@@ -38,32 +38,25 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    p.add_argument("--ckpt", "--ckpt_path", required=True, help="checkpoint, or a folder written by `export`")
-    p.add_argument(
-        "--tasks", nargs="+", help="see below; default: recurrences (where data is known) and probes"
-    )
-    p.add_argument(
+    add = p.add_argument
+    add("--ckpt", "--ckpt_path", required=True, help="checkpoint, or a folder written by `export`")
+    add("--tasks", nargs="+", help="see below; default: recurrences (where data is known) and probes")
+    add(
         "--recurrences",
         type=int,
         nargs="+",
         help="measure everything at these; default: the loss at r/2, r, 2r, 4r, the rest at r, as trained",
     )
-    p.add_argument(
-        "--examples", type=int, help="of every probe and task; default: 1,000 of a probe, all of a task"
-    )
-    p.add_argument(
-        "--seed", type=int, default=0, help="of the probes and the choice of shots; default: %(default)s"
-    )
-    p.add_argument("--batch-size", type=int, default=32, help="prompts of one pass; default: %(default)s")
-    p.add_argument("--context", type=int, help="tokens that the model reads at once; default: as trained")
-    p.add_argument("--out", type=Path, help=f"file to write; default: the checkpoint's name with {SUFFIX}")
-    p.add_argument("--overwrite", action="store_true", help="replace a file of that name")
-    p.add_argument("--data", help="data module, class_path and init_args as YAML; default: that of training")
-    p.add_argument(
-        "--tokenizer", help="class path, or class_path and init_args as YAML; default: that of training"
-    )
-    p.add_argument("--device", help="such as cpu or cuda:0; default: a GPU where there is one")
-    p.add_argument("--precision", help="as in fit; default: that of training, or 32-true")
+    add("--examples", type=int, help="of every probe and task; default: 1,000 of a probe, all of a task")
+    add("--seed", type=int, default=0, help="of the probes and the choice of shots; default: %(default)s")
+    add("--batch-size", type=int, default=32, help="prompts of one pass; default: %(default)s")
+    add("--context", type=int, help="tokens that the model reads at once; default: as trained")
+    add("--out", type=Path, help=f"file to write; default: the checkpoint's name with {SUFFIX}")
+    add("--overwrite", action="store_true", help="replace a file of that name")
+    add("--data", help="data module, class_path and init_args as YAML; default: that of training")
+    add("--tokenizer", help="class path, or class_path and init_args as YAML; default: that of training")
+    add("--device", help="such as cpu or cuda:0; default: a GPU where there is one")
+    add("--precision", help="as in fit; default: that of training, or 32-true")
     return p
 
 
@@ -76,7 +69,10 @@ def main(args: Sequence[str]) -> int:
     from looped_lm.evaluation.results import parsed
     from looped_lm.evaluation.session import Evaluation
 
-    out = given.out or beside(Path(given.ckpt))
+    checkpoint = Path(given.ckpt)
+    # "." and ".." have no name to add to.
+    stem = checkpoint.resolve() if checkpoint.is_dir() else checkpoint.with_suffix("")
+    out = given.out or stem.with_name(stem.name + SUFFIX)
     # What an interrupted evaluation left may go; a whole one is replaced when asked for, and by a whole one.
     there = parsed(out.read_text(encoding="utf-8", errors="replace")) if out.exists() else {"finished": False}
     if there is None:
@@ -87,48 +83,27 @@ def main(args: Sequence[str]) -> int:
     if not os.access(out.parent, os.W_OK | os.X_OK):
         raise UserError(f"{out} cannot be written: {out.parent} is no folder open to you. Give --out.")
     quiet()
-    evaluation = Evaluation(
-        given.ckpt,
-        given.tasks or default_tasks(Path(given.ckpt), given.data),
-        given.recurrences and list(dict.fromkeys(given.recurrences)),
-        given.examples,
-        given.seed,
-        given.batch_size,
-        given.context,
-        given.data,
-        given.tokenizer,
-        given.device,
-        given.precision,
-    )
+    tasks = given.tasks or default_tasks(checkpoint, given.data)
+    recurrences = given.recurrences and list(dict.fromkeys(given.recurrences))
+    names = ("examples", "seed", "batch_size", "context", "data", "tokenizer", "device", "precision")
+    options = {name: getattr(given, name) for name in names}
+    evaluation = Evaluation(given.ckpt, tasks, recurrences, **options)
     results = evaluation.results
-    before = signal.signal(signal.SIGTERM, _leave)
+    before = signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
     try:
         evaluation.run()
     finally:
         signal.signal(signal.SIGTERM, before)
-        # An evaluation that is interrupted keeps what it has found.
+        # An evaluation that is interrupted, by Ctrl-C or SIGTERM, keeps what it has found.
         if results.losses or results.tasks:
             if whole and not results.finished:
                 out = out.with_name(f"{out.name}.partial")
             print(f"\n{results.table()}\n")
-            with failing_with(
-                "The table above is all there is: make room, or name another file by --out.", out
-            ):
+            way_out = "The table above is all there is: make room, or name another file by --out."
+            with failing_with(way_out, out):
                 write_text_atomically(out, results.to_json())
             print(f"results  {out}")
     return 0 if results.complete else INCOMPLETE
-
-
-def _leave(signum: int, frame: object) -> None:
-    """As on Ctrl-C: what has been found is written."""
-    raise SystemExit(128 + signum)
-
-
-def beside(checkpoint: Path) -> Path:
-    """Where results of a checkpoint, or of an exported folder, are written."""
-    # "." and ".." have no name to add to.
-    checkpoint = checkpoint.resolve() if checkpoint.is_dir() else checkpoint.with_suffix("")
-    return checkpoint.with_name(checkpoint.name + SUFFIX)
 
 
 def default_tasks(checkpoint: Path, data: str | None) -> list[str]:

@@ -13,7 +13,6 @@ from looped_lm.common.errors import UserError
 
 if TYPE_CHECKING:
     from looped_lm.generation import Decoder, ExitRule, Generated
-    from looped_lm.model.transformer import LoopedTransformer
     from looped_lm.sharing.load import TextTokenizer
 
 
@@ -24,21 +23,22 @@ def parser() -> argparse.ArgumentParser:
         description="Continue prompts with a trained model. Text goes to standard output, all else to standard error.",
         allow_abbrev=False,
     )
-    p.add_argument("--ckpt", "--ckpt_path", required=True, help="checkpoint, or a folder written by `export`")
-    p.add_argument(
+    add = p.add_argument
+    add("--ckpt", "--ckpt_path", required=True, help="checkpoint, or a folder written by `export`")
+    add(
         "--prompt",
         action="append",
         default=[],
         help="text to continue; may be given several times; default: none",
     )
-    p.add_argument("--prompt-file", type=Path, help="file with a prompt in each line")
-    p.add_argument("--max-new-tokens", type=int, default=128, help="default: %(default)s")
-    p.add_argument("--temperature", type=float, default=1.0, help="0 is greedy; default: %(default)s")
-    p.add_argument("--top-k", type=int, help="sample among the k most likely tokens")
-    p.add_argument("--top-p", type=float, help="sample among the tokens that hold this much probability")
-    p.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    p.add_argument("--recurrences", type=int, help="recurrences to run; default: as trained")
-    p.add_argument("--kv-budget", type=int, help="recurrences whose keys and values are kept; default: all")
+    add("--prompt-file", type=Path, help="file with a prompt in each line")
+    add("--max-new-tokens", type=int, default=128, help="default: %(default)s")
+    add("--temperature", type=float, default=1.0, help="0 is greedy; default: %(default)s")
+    add("--top-k", type=int, help="sample among the k most likely tokens")
+    add("--top-p", type=float, help="sample among the tokens that hold this much probability")
+    add("--seed", type=int, default=0, help="default: %(default)s")
+    add("--recurrences", type=int, help="recurrences to run; default: as trained")
+    add("--kv-budget", type=int, help="recurrences whose keys and values are kept; default: all")
     early = p.add_mutually_exclusive_group()
     early.add_argument(
         "--exit-change",
@@ -48,16 +48,10 @@ def parser() -> argparse.ArgumentParser:
     early.add_argument(
         "--exit-kl", type=float, help="... when its next-token distribution changes by less, KL in nats"
     )
-    p.add_argument(
-        "--no-cache", action="store_true", help="run the whole text for every token: slow, for comparison"
-    )
-    p.add_argument(
-        "--keep-going", action="store_true", help="do not stop where the model begins a new document (BOS)"
-    )
-    p.add_argument(
-        "--tokenizer", help="class path, or class_path and init_args as YAML; default: that of training"
-    )
-    p.add_argument("--device", help="such as cpu or cuda; default: a GPU where there is one")
+    add("--no-cache", action="store_true", help="run the whole text for every token: slow, for comparison")
+    add("--keep-going", action="store_true", help="do not stop where the model begins a new document (BOS)")
+    add("--tokenizer", help="class path, or class_path and init_args as YAML; default: that of training")
+    add("--device", help="such as cpu or cuda; default: a GPU where there is one")
     return p
 
 
@@ -73,15 +67,6 @@ def read_prompts(given: Sequence[str], file: Path | None) -> list[str]:
         raise UserError(f"{where} is not UTF-8 text ({error}).") from error
     # Not splitlines(), which ends a line at form feeds and other characters of a text, too.
     return [*given, *(text.split("\n") if text else [])] or [""]
-
-
-def exit_rule(change: float | None, kl: float | None) -> ExitRule | None:
-    """The early-exit rule that the options ask for."""
-    from looped_lm.generation import KLChange, RelativeChange
-
-    if change is not None:
-        return RelativeChange(change)
-    return None if kl is None else KLChange(kl)
 
 
 class Printer:
@@ -107,22 +92,18 @@ class Printer:
             if token is not None:
                 ids.append(token)
         while self._row < len(self._ids):
-            if tokens[self._row] is not None:
-                self._show(finished=False)
+            ended = tokens[self._row] is None
+            self._show(ended)
+            if not ended:
                 return
-            self._next()
+            print(flush=True)
+            self._row += 1
+            if self._row < len(self._ids):
+                self._open()
 
     def close(self) -> None:
         """Print what is left."""
-        while self._row < len(self._ids):
-            self._next()
-
-    def _next(self) -> None:
-        self._show(finished=True)
-        print(flush=True)
-        self._row += 1
-        if self._row < len(self._ids):
-            self._open()
+        self.add([None] * len(self._ids))
 
     def _show(self, finished: bool) -> None:
         from looped_lm.generation import continuation
@@ -156,55 +137,47 @@ def report(decoder: Decoder, generated: Generated, seconds: float, shortcuts: bo
 def main(args: Sequence[str]) -> None:
     """Run the command."""
     given = parser().parse_args(args)
-    rule = exit_rule(given.exit_change, given.exit_kl)
+    from looped_lm import generation
+    from looped_lm.sharing.load import load_model, load_tokenizer
+    from looped_lm.training.devices import usable_device
+
+    rule: ExitRule | None = None
+    if given.exit_change is not None:
+        rule = generation.RelativeChange(given.exit_change)
+    elif given.exit_kl is not None:
+        rule = generation.KLChange(given.exit_kl)
     if given.no_cache and (rule is not None or given.kv_budget is not None):
         raise UserError(
             "--no-cache keeps nothing: leave out --kv-budget, --exit-change and --exit-kl with it."
         )
-    from looped_lm.generation import (
-        CachedDecoder,
-        Generated,
-        Sampling,
-        Step,
-        UncachedDecoder,
-        known_ids,
-        stream,
-        with_bos,
-    )
-    from looped_lm.sharing.load import load_model, load_tokenizer
-    from looped_lm.training.devices import usable_device
-
-    sampling = Sampling(given.temperature, given.top_k, given.top_p, given.seed)
+    sampling = generation.Sampling(given.temperature, given.top_k, given.top_p, given.seed)
     prompts = read_prompts(given.prompt, given.prompt_file)
     device = usable_device(given.device)
     model = load_model(given.ckpt).to(device)
     tokenizer = load_tokenizer(given.ckpt, given.tokenizer)
-    rows = with_bos(tokenizer, prompts)
-    warn_of_length(model, max(map(len, rows)) + given.max_new_tokens)
-    if given.no_cache:
-        decoder: Decoder = UncachedDecoder(model, rows, given.max_new_tokens, given.recurrences)
-    else:
-        decoder = CachedDecoder(model, rows, given.max_new_tokens, given.recurrences, given.kv_budget, rule)
-    known = known_ids(model, tokenizer)
-    stop = None if given.keep_going else tokenizer.bos_id
-    printer, steps = Printer(tokenizer, prompts, rows), list[Step]()
-    start = time.perf_counter()
-    for step in stream(decoder, given.max_new_tokens, sampling, stop, known):
-        # A document's beginning ends the one before; it is no text of it.
-        printer.add([None if t == stop else t for t in step.tokens])
-        steps.append(step)
-    printer.close()
-    generated = Generated.collect(iter(steps))
-    seconds = time.perf_counter() - start
-    shortcuts = rule is not None or (given.kv_budget or decoder.num_recurrences) < decoder.num_recurrences
-    print(report(decoder, generated, seconds, shortcuts, known), file=sys.stderr)
-
-
-def warn_of_length(model: LoopedTransformer, longest: int) -> None:
-    """Say that a text outgrows the context of training."""
+    rows = generation.with_bos(tokenizer, prompts)
+    new = given.max_new_tokens
+    longest = max(map(len, rows)) + new
     if longest > model.seq_len:
         print(
             f"note: the text may grow to {longest} tokens; the model was trained on {model.seq_len} and is likely to "
             "get worse beyond.",
             file=sys.stderr,
         )
+    if given.no_cache:
+        decoder: Decoder = generation.UncachedDecoder(model, rows, new, given.recurrences)
+    else:
+        decoder = generation.CachedDecoder(model, rows, new, given.recurrences, given.kv_budget, rule)
+    known = generation.known_ids(model, tokenizer)
+    stop = None if given.keep_going else tokenizer.bos_id
+    printer, steps = Printer(tokenizer, prompts, rows), list[generation.Step]()
+    start = time.perf_counter()
+    for step in generation.stream(decoder, new, sampling, stop, known):
+        # A document's beginning ends the one before; it is no text of it.
+        printer.add([None if t == stop else t for t in step.tokens])
+        steps.append(step)
+    printer.close()
+    generated = generation.Generated.collect(iter(steps))
+    seconds = time.perf_counter() - start
+    shortcuts = rule is not None or (given.kv_budget or decoder.num_recurrences) < decoder.num_recurrences
+    print(report(decoder, generated, seconds, shortcuts, known), file=sys.stderr)

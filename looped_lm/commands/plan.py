@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+from looped_lm.common.text import aligned
 from looped_lm.configuration.config_files import resolve_arguments
 from looped_lm.configuration.parser import PlanCLI, processes
 from looped_lm.model.accounting import CONVENTIONS, mean_flops_per_token
@@ -15,27 +14,24 @@ MIB = 2**20
 
 
 def table(model: LoopedLM, batch_size: int, devices: int) -> str:
-    """The plan of a run as text.
-
-    Args:
-        model: the module, on the meta device.
-        batch_size: rows per device per micro-batch.
-        devices: number of processes.
+    """The plan of a run as text: of a model on the meta device, with `batch_size` rows per device and micro-batch.
 
     Raises:
-        ValueError: the batch is no whole number of micro-batches.
+        UserError: the batch is not a whole number of micro-batches.
     """
     net, sections, plan = model.model, model.sections, model.plan
     micro_batches = accumulation(model.batch_tokens, batch_size, model.seq_len, devices)
     memory = estimate(net, batch_size, model.seq_len, model.optimizer_factory, max(model.drawn))
     layers = f"{len(net.prelude)}-{len(net.block)}-{len(net.coda)}"
-    rows: list[tuple[str, str]] = [
-        ("layout", f"{layers}, the block run {net.num_recurrences} times"),
-        *([("recurrences in training", described(model.drawn))] if model.recurrences.varies else []),
-        (
-            "width",
-            f"d_model {net.d_model}, {net.n_heads} heads of {net.head_dim}, {net.n_kv_heads} key/value heads",
-        ),
+    heads = f"{net.n_heads} heads of {net.head_dim}, {net.n_kv_heads} key/value heads"
+    batch = f"{devices} x {batch_size} rows x {model.seq_len} x {micro_batches}"
+    rows = [("layout", f"{layers}, the block run {net.num_recurrences} times")]
+    if model.recurrences.varies:
+        mean = sum(r * steps for r, steps in model.drawn.items()) / sum(model.drawn.values())
+        drawn = f"drawn for every step: {min(model.drawn)} to {max(model.drawn)}, mean {mean:.2f}"
+        rows.append(("recurrences in training", drawn))
+    rows += [
+        ("width", f"d_model {net.d_model}, {heads}"),
         ("vocabulary", f"{net.vocab_size:,} (tables padded to {net.head.out_features:,})"),
         ("", ""),
         *((f"parameters: {name}", f"{n:,}") for name, n in sections.as_dict().items()),
@@ -51,10 +47,7 @@ def table(model: LoopedLM, batch_size: int, devices: int) -> str:
         ("FLOPs budget", "none" if plan.flops_budget is None else f"{plan.flops_budget:.4e}"),
         ("optimizer steps", f"{plan.steps:,}"),
         ("tokens", f"{plan.steps * model.batch_tokens:,} (target {plan.tokens:,.0f})"),
-        (
-            "batch",
-            f"{model.batch_tokens:,} tokens = {devices} x {batch_size} rows x {model.seq_len} x {micro_batches}",
-        ),
+        ("batch", f"{model.batch_tokens:,} tokens = {batch}"),
         ("", ""),
         *((f"learning rate: {role}", f"{rate:.6g}") for role, rate in model.learning_rates().items()),
         ("", ""),
@@ -64,14 +57,7 @@ def table(model: LoopedLM, batch_size: int, devices: int) -> str:
         ("  optimizer state", f"{memory.optimizer / MIB:,.1f} MiB"),
         ("  kept for backward", f"{memory.activations / MIB:,.1f} MiB"),
     ]
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {value}".rstrip() for name, value in rows)
-
-
-def described(drawn: Mapping[int, int]) -> str:
-    """The counts of recurrences that the steps of a run draw, in words."""
-    mean = sum(r * steps for r, steps in drawn.items()) / sum(drawn.values())
-    return f"drawn for every step: {min(drawn)} to {max(drawn)}, mean {mean:.2f}"
+    return aligned(rows[0], rows[1:], left=2)
 
 
 def main(args: list[str]) -> None:

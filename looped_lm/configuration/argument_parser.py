@@ -5,33 +5,32 @@ The private parts of jsonargparse that this takes are used in this file alone.
 
 from __future__ import annotations
 
-import inspect
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from jsonargparse._typehints import get_all_subclass_paths
 from lightning.pytorch.cli import LightningArgumentParser
 
-from looped_lm.common.errors import UserError
 from looped_lm.common.text import did_you_mean
 from looped_lm.configuration import callback_settings
-from looped_lm.loop.component import import_class
 
 
 class Parser(LightningArgumentParser):
     """LightningCLI's parser, with refusals and exceptions for whoever reads them."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        for cause in _causes(ex):
+        cause: BaseException | None = ex
+        while cause is not None:
             # A module that fails while it is imported is not a wrong value.
             if any(frame.name == "<module>" for frame in traceback.extract_tb(cause.__traceback__)):
                 raise cause
-        helpful = _hint(message, getattr(ex, "subcommand_parser", None) or self)
-        message = _innermost(message)
-        sys.stderr.write(f"error: {message}\n{helpful}\n" if helpful else f"error: {message}\n")
+            cause = cause.__cause__ or cause.__context__
+        parser = getattr(ex, "subcommand_parser", None) or self
+        hint = _existing_keys(message, parser) or _existing_classes(message, parser)
+        print(*filter(None, [f"error: {_innermost(message)}", hint]), sep="\n", file=sys.stderr)
         sys.exit(2)
 
     def parse_args(self, args: Any = None, *rest: Any, **kwargs: Any) -> Any:
@@ -69,30 +68,13 @@ class Parser(LightningArgumentParser):
         raise cause
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
 def _innermost(message: str) -> str:
     """The message of a refused value alone, where a parser wraps it in all the types it tried."""
     message = re.sub(r"\n *- Expected a <class 'NoneType'>", "", message)
-    head, found, tried = message.partition("Does not validate against any of the Union subtypes")
-    if not found:
-        return message
+    head, _, tried = message.partition("Does not validate against any of the Union subtypes")
     errors = re.findall(r"^ +- (.*(?:\n +(?!- |Given)[^\n]*)*)", tried, re.MULTILINE)
-    told = [e.strip() for e in errors if not e.startswith("Not a valid subclass")]
-    return head.strip() + ("\n" if head.strip() else "") + "\n".join(told) if told else message
-
-
-def _hint(message: str, parser: LightningArgumentParser) -> str:
-    """What exists in place of what a parser refused: keys, classes, or arguments of a class; "" where nothing helps."""
-    for find in (_unknown_argument_of_class, _unknown_key, _unknown_class):
-        found = find(message, parser)
-        if found:
-            return found
-    return ""
+    told = [error.strip() for error in errors if not error.startswith("Not a valid subclass")]
+    return "\n".join([head.strip(), *told]).strip() if told else message
 
 
 def _closest(name: str, names: Iterable[str], what: str) -> str:
@@ -100,54 +82,33 @@ def _closest(name: str, names: Iterable[str], what: str) -> str:
     return f"{did_you_mean(name, names, cutoff=0.5)} {what}: {', '.join(names)}.".strip()
 
 
-def _unknown_key(message: str, parser: LightningArgumentParser) -> str:
+def _existing_keys(message: str, parser: LightningArgumentParser) -> str:
+    """The keys in place of one that does not exist; "" where the message is about something else."""
     match = re.search(
-        r"(?:unrecognized arguments: (?:--)?|does not accept option '|Option ')([\w.]+)", message
+        r"(?:unrecognized arguments: (?:--)?|(?:Group '([\w.]+)' )?.*does not accept option '|Option ')([\w.]+)",
+        message,
     )
     if not match:
         return ""
     if re.search(r"unrecognized arguments: \S+\.ya?ml", message):
         return "A configuration file is given as --config FILE."
-    group = re.search(r"Group '([\w.]+)' does not accept", message)
-    full = f"{group.group(1)}.{match.group(1)}" if group else match.group(1)
-    keys = [
-        a.dest
-        for a in parser._actions
-        if a.option_strings and a.dest != "help" and not a.dest.endswith(".help")
-    ]
+    full = ".".join(filter(None, match.groups()))
+    keys = [a.dest for a in parser._actions if a.option_strings and not re.search(r"(^|\.)help$", a.dest)]
     prefix = full.rpartition(".")[0]
-    inside = [key for key in keys if key.startswith(f"{prefix}.")] if prefix else []
-    return _closest(
-        full, inside or {key.split(".")[0] for key in keys}, f"Keys of {prefix}" if inside else "Keys"
-    )
+    inside = [key for key in keys if prefix and key.startswith(f"{prefix}.")]
+    if inside:
+        return _closest(full, inside, f"Keys of {prefix}")
+    return _closest(full, (key.split(".")[0] for key in keys), "Keys")
 
 
-def _unknown_argument_of_class(message: str, parser: LightningArgumentParser) -> str:
-    match = re.search(
-        r"Option '(?P<name>[\w.]+)' is not accepted.*class_path='(?P<path>[\w.]+)'", message, re.DOTALL
-    ) or re.search(r"class_path '(?P<path>[\w.]+)'.*?[Oo]ption '(?P<name>[\w.]+)'", message, re.DOTALL)
-    if not match:
-        return ""
-    try:
-        accepted = inspect.signature(import_class(match["path"])).parameters
-    except (UserError, ValueError, TypeError):
-        return ""
-    return _closest(
-        match["name"], set(accepted) - {"self", "args", "kwargs"}, f"Arguments of {match['path']}"
-    )
-
-
-def _unknown_class(message: str, parser: LightningArgumentParser) -> str:
+def _existing_classes(message: str, parser: LightningArgumentParser) -> str:
+    """The classes for a key in place of the one that it cannot have; "" where the key takes none."""
     match = re.search(r'Parser key "([\w.]+)"', message)
-    action = next((a for a in parser._actions if match and a.dest == match.group(1)), None)
-    wrong = re.search(
-        r"(?:Given value: |Got value: |dot import path string: |class_path=')([\w.]+)", message
-    ) or re.search(r"(?:has no attribute '|No module named ')([\w.]+)", message)
-    typehint = getattr(action, "_typehint", None)
-    if action is None or typehint is None or wrong is None:
-        return ""
+    wrong = re.search(r"(?:[Vv]alue: (?:Namespace\(class_path=')?|dot import path string: )([\w.]+)", message)
+    action = next((a for a in parser._actions if match and a.dest == match[1]), None)
+    typehint: Any = getattr(action, "_typehint", None)
     classes = get_all_subclass_paths(typehint)
-    if not classes:
+    if action is None or wrong is None or not classes:
         return ""
-    name, package = wrong.group(1), classes[0].split(".")[0]
+    name, package = wrong[1], classes[0].split(".")[0]
     return _closest(name if "." in name else f"{package}.{name}", classes, f"Classes for {action.dest}")

@@ -21,11 +21,6 @@ from looped_lm.common.text import did_you_mean
 from looped_lm.configuration.config_files import BASE
 from looped_lm.loop.component import import_class
 
-HELP = (
-    "Settings of single callbacks of trainer.callbacks by class name: --callbacks.Checkpoints.every_n_steps 50; null "
-    "leaves one out: --callbacks.Samples null. A class documents its settings by --trainer.callbacks.help CLASS."
-)
-
 
 class MergeSettings(argparse.Action):
     """Adds settings to those that came before, where argparse would replace them."""
@@ -47,6 +42,16 @@ class Settings:
     def __repr__(self) -> str:
         """As `--help` names the type."""
         return "names of classes, each with its settings or null"
+
+
+#: How the parser takes the key.
+OPTION: dict[str, Any] = {
+    "action": MergeSettings,
+    "type": Settings(),
+    "help": "Settings of single callbacks of trainer.callbacks by class name: --callbacks.Checkpoints.every_n_steps "
+    "50; null leaves one out: --callbacks.Samples null. A class documents its settings by --trainer.callbacks.help "
+    "CLASS.",
+}
 
 
 def written_as_mapping(args: list[str]) -> list[str]:
@@ -77,11 +82,9 @@ def written_as_mapping(args: list[str]) -> list[str]:
 
 
 def settle(config: Namespace, parser: Any) -> Namespace:
-    """The configuration with `callbacks` brought into `trainer.callbacks`, less those that its Trainer switches off.
+    """Bring `callbacks` into `trainer.callbacks`, less those that the Trainer switches off: a command's configuration.
 
-    Args:
-        config: of one command; changed in place.
-        parser: that it comes from, which checks the changed settings.
+    It is changed in place; the parser that it comes from checks the changed settings.
 
     Raises:
         UserError: a name that no callback of the list has, or that several have; settings that are no mapping.
@@ -96,10 +99,13 @@ def settle(config: Namespace, parser: Any) -> Namespace:
         entry = _named(name, entries)
         if changes is None:
             entries.remove(entry)
-        else:
-            changes = _mapping(f"callbacks.{name}", changes)
-            kept = entry.get("init_args") or Namespace()
-            entry.init_args = _checked(name, entry.class_path, {**kept.as_dict(), **changes}, parser)
+            continue
+        kept = entry.get("init_args") or Namespace()
+        init_args = {**kept.as_dict(), **_mapping(f"callbacks.{name}", changes)}
+        # A parser of its own refuses settings as the parser refuses others: with what exists.
+        one = type(parser)(prog=parser.prog)
+        one.add_class_arguments(import_class(entry.class_path), f"callbacks.{name}")
+        entry.init_args = one.parse_object({"callbacks": {name: init_args}}).callbacks[name]
     base = yaml.safe_load(BASE.read_text(encoding="utf-8"))["trainer"]
     defaults = [callback["class_path"] for callback in base["callbacks"]]
     trainer.callbacks = [
@@ -134,13 +140,6 @@ def _named(name: str, entries: list[Namespace]) -> Namespace:
         f"callbacks.{name}: trainer.callbacks has no {name}.{did_you_mean(name, names)} It has {', '.join(names)}. "
         "A configuration that sets `trainer.callbacks+` adds one."
     )
-
-
-def _checked(name: str, class_path: str, init_args: dict[str, Any], parser: Any) -> Namespace:
-    """Settings of a class, refused as the parser refuses others: with what exists."""
-    one = type(parser)(prog=parser.prog)
-    one.add_class_arguments(import_class(class_path), f"callbacks.{name}")
-    return one.parse_object({"callbacks": {name: init_args}}).callbacks[name]
 
 
 def _in_the_way(class_path: str, trainer: Namespace) -> bool:

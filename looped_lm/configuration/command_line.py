@@ -1,7 +1,4 @@
-"""How a command runs and ends in this process: what is set up for it, its exit status, and what a user is told.
-
-Nothing heavy is imported before a command needs it.
-"""
+"""How a command runs and ends in this process. Nothing heavy is imported before a command needs it."""
 
 from __future__ import annotations
 
@@ -26,12 +23,9 @@ SIBLINGS = ("callbacks", "datamodules", "configs", "fitting")
 def run_as_command_line(command: Sequence[str]) -> int:
     """Do in this process what `python -m looped_lm fit ARGS` does in one of its own; its exit status.
 
-    For whoever started this process as something else, such as a worker of a sweep. Sets sys.argv and `__main__`, from
+    For a process that was started as something else, such as a worker of a sweep. Sets sys.argv and `__main__`, from
     which Lightning's launcher starts the other processes of a run. Raises nothing: a fault in code is printed with its
     traceback, and gives 1.
-
-    Args:
-        command: one of LIGHTNING and its arguments.
     """
     spec = importlib.util.find_spec("looped_lm.__main__")
     assert spec is not None
@@ -47,7 +41,7 @@ def run_as_command_line(command: Sequence[str]) -> int:
 
 
 def run_lightning(command: Sequence[str]) -> int:
-    """Run one of LIGHTNING, or `plan`, which takes the same arguments; its exit status.
+    """Run one of LIGHTNING with its arguments; its exit status.
 
     Raises:
         UserError: the installed torchvision does not match torch.
@@ -70,14 +64,10 @@ def run_lightning(command: Sequence[str]) -> int:
 
 
 def exit_status(name: str, run: Callable[[], int | None]) -> int:
-    """Run a command; its exit status, whichever way it ends.
-
-    Args:
-        name: of the command.
-        run: the command; None counts as 0.
+    """Run a command by its name; its exit status, where None counts as 0.
 
     Raises:
-        SystemExit: as the command raised it, where it brings a status of its own.
+        SystemExit: as the command raised it, with a status of its own.
         Exception: a fault in code, ours or a component's, which keeps its traceback.
     """
     from looped_lm.runs.preemption import Preempted, report, stopped_before_training
@@ -89,13 +79,12 @@ def exit_status(name: str, run: Callable[[], int | None]) -> int:
             return run() or 0
     except Preempted as stop:
         return report(stop)
-    except KeyboardInterrupt:
-        return _interrupted()
-    except SystemExit as stop:
-        if isinstance(stop.__context__, KeyboardInterrupt):
-            # Lightning's way out; there was no training to save, or the user did not want to wait for it.
-            return _interrupted()
-        # Lightning leaves on SIGTERM without a status, which a scheduler would take for success.
+    except (KeyboardInterrupt, SystemExit) as stop:
+        # Lightning leaves on Ctrl-C by SystemExit: nothing to save, or the user did not want to wait for it.
+        if isinstance(stop, KeyboardInterrupt) or isinstance(stop.__context__, KeyboardInterrupt):
+            print("error: interrupted.", file=sys.stderr)
+            return 128 + signal.SIGINT
+        # It leaves on SIGTERM without a status, which a scheduler would take for success.
         if type(stop).__name__ != "SIGTERMException":
             raise
         print("error: stopped by SIGTERM; resume from the last checkpoint with --ckpt_path.", file=sys.stderr)
@@ -113,11 +102,6 @@ def exit_status(name: str, run: Callable[[], int | None]) -> int:
             raise
         print(f"error: {message_of(error)}\n(LOOPED_LM_TRACEBACK=1 shows where.)", file=sys.stderr)
         return 1
-
-
-def _interrupted() -> int:
-    print("error: interrupted.", file=sys.stderr)
-    return 128 + signal.SIGINT
 
 
 def message_of(error: BaseException) -> str:
@@ -156,13 +140,16 @@ def quiet() -> None:
     """Leave out what is no message to a user of this command line."""
     import logging
 
-    warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
-    # LoopedLM logs sums over all processes.
-    warnings.filterwarnings("ignore", message=r"It is recommended to use `self\.log\(.*sync_dist=True")
-    warnings.filterwarnings("ignore", message=r".*The dirpath has changed from.*")
-    # Each run has a folder of its own, or goes on in its own one, with the rows that are there.
-    warnings.filterwarnings("ignore", message=r"Experiment logs directory .* exists and is not empty")
-    warnings.filterwarnings("ignore", message=r".*Checkpoint directory .* exists and is not empty.*")
+    for message in (
+        r".*isinstance\(treespec, LeafSpec\)",
+        # LoopedLM logs sums over all processes.
+        r"It is recommended to use `self\.log\(.*sync_dist=True",
+        r".*The dirpath has changed from",
+        # Each run has a folder of its own, or goes on in its own one, with the rows that are there.
+        r"Experiment logs directory .* exists and is not empty",
+        r".*Checkpoint directory .* exists and is not empty",
+    ):
+        warnings.filterwarnings("ignore", message=message)
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
         lambda r: "litlogger" not in r.getMessage()
     )

@@ -1,7 +1,6 @@
-"""Where configuration files are looked up, and the base that lies under every run.
+"""Where configuration files are looked up, and the base under every run.
 
-A bare name is looked up in the working folder first, then among the shipped configs. `base.yaml` always comes first on
-the command line, so that every other file and option changes a complete configuration.
+`base.yaml` always comes first on the command line: every other file and option changes a complete configuration.
 """
 
 from __future__ import annotations
@@ -22,27 +21,21 @@ LAYOUT = ("prelude_layers", "recurrent_layers", "coda_layers", "num_recurrences"
 
 
 def resolve_config(name: str) -> str:
-    """Path of a config file given by path or bare name.
+    """Path of a config file, given by path or by a bare name: of one here, or else of a shipped one.
 
     Raises:
-        UserError: no such file; the message lists the shipped ones.
-        UserError: the file is no YAML mapping.
+        UserError: no such file (the message lists the shipped ones), or no YAML mapping.
     """
     path = Path(name)
-    if path.is_file():
-        _check(path)
-        return name
-    if path.name == name and (SHIPPED / name).is_file():
-        return str(SHIPPED / name)
-    shipped = sorted(p.name for p in SHIPPED.glob("*.yaml"))
-    raise UserError(
-        f"Config {name!r} is neither a file here ({Path.cwd()}) nor a shipped config.{did_you_mean(name, shipped)} "
-        f"Shipped: {', '.join(shipped)}."
-    )
-
-
-def _check(path: Path) -> None:
-    """Refuse what is no configuration, by the name of the file; a parser of several files would not name it."""
+    if not path.is_file():
+        if path.name == name and (SHIPPED / name).is_file():
+            return str(SHIPPED / name)
+        shipped = sorted(p.name for p in SHIPPED.glob("*.yaml"))
+        raise UserError(
+            f"Config {name!r} is neither a file here ({Path.cwd()}) nor a shipped config.{did_you_mean(name, shipped)} "
+            f"Shipped: {', '.join(shipped)}."
+        )
+    # A parser of several files would not name the one that is no configuration.
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -52,44 +45,30 @@ def _check(path: Path) -> None:
         raise UserError(
             f"Config {path} is {what}; a configuration maps keys such as model, data and trainer."
         )
+    return name
 
 
 def resolve_arguments(args: list[str]) -> list[str]:
     """Arguments of a command with config names resolved and `--config base.yaml` in front; idempotent.
 
     A launcher of several processes runs the command line again, so resolving twice must change nothing.
-    """
-    resolved: list[str] = []
-    after_flag = False
-    for arg in args:
-        flag, equals, value = arg.partition("=")
-        if after_flag:
-            resolved.append(resolve_config(arg))
-        elif flag in _FLAGS and equals:
-            resolved.append(f"{flag}={resolve_config(value)}")
-        else:
-            resolved.append(arg)
-        after_flag = arg in _FLAGS
-    base = ["--config", str(BASE)]
-    resolved = resolved if resolved[:2] == base else base + resolved
-    refuse_two_architectures(_config_files(resolved)[1:])
-    return resolved
-
-
-def refuse_two_architectures(paths: Sequence[Path]) -> None:
-    """Refuse a command with several architecture configs.
-
-    Each states what it changes in base.yaml, so that the second would keep whatever of the first it does not state.
-    Configs that set anything else, such as a width, or part of a layout, or single axes, change the one before them.
-
-    Args:
-        paths: config files after the base, in order.
 
     Raises:
-        UserError: there are several; base.yaml after one counts, too.
+        UserError: a config does not exist, or several describe an architecture; base.yaml after one counts, too.
     """
+    resolved: list[str] = []
+    for before, arg in zip(["", *args], args, strict=False):
+        flag, equals, value = arg.partition("=")
+        if before in _FLAGS:
+            arg = resolve_config(arg)
+        elif flag in _FLAGS and equals:
+            arg = f"{flag}={resolve_config(value)}"
+        resolved.append(arg)
+    base = ["--config", str(BASE)]
+    resolved = resolved if resolved[:2] == base else base + resolved
+    # Each states what it changes in base.yaml: the second would keep whatever of the first it does not state.
     found: list[Path] = []
-    for path in paths:
+    for path in _config_files(resolved)[1:]:
         if is_architecture(path) or (path == BASE and found):
             found.append(path)
     if len(found) > 1:
@@ -98,10 +77,14 @@ def refuse_two_architectures(paths: Sequence[Path]) -> None:
             f"{found[1].name} does not state would be left as {found[0].name} has it. Give one of them and change "
             "single keys (--model.KEY VALUE), or copy what you want of both into one file."
         )
+    return resolved
 
 
 def is_architecture(path: Path) -> bool:
-    """Whether a config file describes an architecture: the whole layout, axes of the loop, and nothing else."""
+    """Whether a config file describes an architecture: the whole layout, axes of the loop, and nothing else.
+
+    Others, which set a width, part of a layout or single axes, change the architecture before them.
+    """
     from looped_lm.seams import SEAMS
 
     content = yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -35,13 +35,12 @@ SECTIONS = ("model", "data", "trainer")
 class RunConfig(SaveConfigCallback):
     """Saves the resolved configuration into the run's folder; without a logger a run has none.
 
-    Each part of a run that was resumed has a file of its own. Loggers of a service (W&B and others) have a folder for
-    all runs, in which nothing of one run may lie: there only a fit, which has a folder of its own, saves a file.
+    Each part of a run that was resumed has a file of its own. Loggers of a service (W&B and others) share a folder
+    among all runs: with them only a fit, which has a folder of its own, saves a file.
     """
 
-    #: Checkpoint that the run goes on from.
+    #: The checkpoint that the run goes on from, and, on the process that writes, the folder of the run in `fit`.
     resumes: str | None = None
-    #: Of the run in `fit`, on the process that writes.
     folder: Path | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -54,23 +53,19 @@ class RunConfig(SaveConfigCallback):
             )
         if not trainer.loggers:
             return
-        with failing_with(
-            "Make room, or name another folder by trainer.logger.save_dir.", self.config_filename
-        ):
-            self._save(trainer, pl_module, stage)
-
-    def _save(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         files = isinstance(trainer.loggers[0], TensorBoardLogger | CSVLogger)
         folder = Path(str(trainer.log_dir)) if files else self.folder
         name, parts = Path(self.config_filename), 0
         while self.resumes and folder is not None and (folder / self.config_filename).exists():
             parts += 1
             self.config_filename = f"{name.stem}_resumed_{parts}{name.suffix}"
-        if files:
-            super().setup(trainer, pl_module, stage)
-        elif folder is not None and trainer.is_global_zero and not self.already_saved:
-            self.parser.save(self.config, folder / self.config_filename, skip_none=False)
-            self.already_saved = True
+        way_out = "Make room, or name another folder by trainer.logger.save_dir."
+        with failing_with(way_out, self.config_filename):
+            if files:
+                super().setup(trainer, pl_module, stage)
+            elif folder is not None and trainer.is_global_zero and not self.already_saved:
+                self.parser.save(self.config, folder / self.config_filename, skip_none=False)
+                self.already_saved = True
 
 
 class LoopedCLI(LightningCLI):
@@ -98,22 +93,14 @@ class LoopedCLI(LightningCLI):
         return super().init_parser(**{"allow_abbrev": False, "prog": "python -m looped_lm", **kwargs})
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_argument(
-            "--run_name",
-            type=str | None,
-            default=None,
-            help="Name of the run; null takes the config files' names.",
+        name = "Name of the run; null takes the config files' names."
+        resume = (
+            "fit only. auto: go on from the newest whole checkpoint of the run, or start if there is none. "
+            "A run's folder (runs/NAME/version_N): go on with that one."
         )
-        parser.add_argument(
-            "--resume",
-            type=str | None,
-            default=None,
-            help="fit only. auto: go on from the newest whole checkpoint of the run, or start if there is none. "
-            "A run's folder (runs/NAME/version_N): go on with that one.",
-        )
-        parser.add_argument("--callbacks",
-            action=callback_settings.MergeSettings, type=callback_settings.Settings(), help=callback_settings.HELP,
-        )  # fmt: skip
+        parser.add_argument("--run_name", type=str | None, default=None, help=name)
+        parser.add_argument("--resume", type=str | None, default=None, help=resume)
+        parser.add_argument("--callbacks", **callback_settings.OPTION)
         parser.link_arguments("data.vocab_size", "model.vocab_size", apply_on="instantiate")
         parser.link_arguments("data.seq_len", "model.seq_len", apply_on="instantiate")
 
@@ -123,35 +110,32 @@ class LoopedCLI(LightningCLI):
                 self.config = parser.parse_args(self._with_run_of_checkpoint(self.arguments, folder))
         except SystemExit as stop:
             if not stop.code and {"-h", "--help"} & set(self.arguments):
-                self._help_on_data(parser)
+                # The parser alone names the class of the data module, and documents none of its keys.
+                data_class = yaml.safe_load(BASE.read_text())["data"]["class_path"]
+                subcommand = [word for word in self.arguments[:1] if not word.startswith("-")]
+                print()
+                parser.parse_args([*subcommand, "--data.help", data_class])
             raise
         name = self.config.get("subcommand")
         callback_settings.settle(self.config if name is None else self.config[name], parser)
 
-    def _help_on_data(self, parser: LightningArgumentParser) -> None:
-        """The keys of the data module in base.yaml; a parser alone documents the name of its class and no more."""
-        data_class = yaml.safe_load(BASE.read_text())["data"]["class_path"]
-        subcommand = [word for word in self.arguments[:1] if not word.startswith("-")]
-        print()
-        parser.parse_args([*subcommand, "--data.help", data_class])
-
     # ---- Before anything is built ---------------------------------------------------------------------------------
 
     def before_instantiate_classes(self) -> None:
-        path = self.config[self.subcommand].get("ckpt_path") if self.subcommand else None
-        if self.subcommand not in (None, "fit") and self.config[self.subcommand].get("resume"):
-            raise UserError(
-                f"resume is for fit; {self.subcommand} takes a checkpoint, with --ckpt_path FILE."
-            )
-        if self.subcommand not in (None, "fit") and not path:
-            raise UserError(
-                f"{self.subcommand} needs --ckpt_path FILE: without one it would judge untrained weights."
-            )
+        command = self.subcommand
+        config = self.config if command is None else self.config[command]
+        path = config.get("ckpt_path")
+        if command not in (None, "fit"):
+            if config.get("resume"):
+                raise UserError(f"resume is for fit; {command} takes a checkpoint, with --ckpt_path FILE.")
+            if not path:
+                raise UserError(
+                    f"{command} needs --ckpt_path FILE: without one it would judge untrained weights."
+                )
         if path and "://" not in path:
             if not Path(path).is_file():
                 raise UserError(f"ckpt_path {path!r} is not a file. Give the path of a checkpoint.")
             _check_whole(Path(path))
-        config = self.config if self.subcommand is None else self.config[self.subcommand]
         trainer = config.trainer
         trainer.devices, trainer.num_nodes = processes_of_torchrun(
             trainer.devices, trainer.num_nodes, os.environ
@@ -163,7 +147,7 @@ class LoopedCLI(LightningCLI):
             raise UserError(
                 f"run_name {config.run_name!r} is a path; it names a folder inside the logger's save_dir."
             )
-        for logger in _as_list(config.trainer.logger):
+        for logger in trainer.logger if isinstance(trainer.logger, list) else [trainer.logger]:
             init_args = getattr(logger, "init_args", None)
             if init_args is not None and "name" in init_args and init_args.name is None:
                 init_args.name = config.run_name
@@ -173,28 +157,23 @@ class LoopedCLI(LightningCLI):
             return super().instantiate_trainer(**kwargs)
         except (ValueError, RuntimeError, MisconfigurationException) as error:
             # Lightning says what is wrong in terms of its own code, and not what to do.
-            twice = re.search(r"more than one stateful callback of type `(\w+)`", str(error))
+            message = str(error)
+            twice = re.search(r"more than one stateful callback of type `(\w+)`", message)
             if twice:
-                name = twice.group(1)
-                raise UserError(
-                    f"trainer.callbacks names {name} twice: leave one out. --callbacks.{name}.SETTING changes the one "
-                    "that is there."
-                ) from error
-            if re.search(r"supported (gpu|cuda|tpu|mps) backend|accelerator", str(error), re.IGNORECASE):
-                raise UserError(
-                    f"{error} Use --trainer.accelerator auto for what this machine has."
-                ) from error
-            raise UserError(str(error)) from error
+                message = (
+                    f"trainer.callbacks names {twice[1]} twice: leave one out. --callbacks.{twice[1]}.SETTING changes "
+                    "the one that is there."
+                )
+            elif re.search(r"supported (gpu|cuda|tpu|mps) backend|accelerator", message, re.IGNORECASE):
+                message += " Use --trainer.accelerator auto for what this machine has."
+            raise UserError(message) from error
 
     def after_instantiate_classes(self) -> None:
         # The parser knows how to write a configuration as plain data; the run record keeps it.
         dump = yaml.safe_load(self.parser.dump(self.config, skip_none=False, skip_validation=True))
         config = dump if self.subcommand is None else dump[self.subcommand]
-        self.model.provenance = {
-            "run_name": config["run_name"],
-            "seed": config["seed_everything"],
-            "config": config,
-        }
+        seed = config["seed_everything"]
+        self.model.provenance = {"run_name": config["run_name"], "seed": seed, "config": config}
 
     def before_fit(self) -> None:
         """Find the run's folder and what it goes on from."""
@@ -211,10 +190,8 @@ class LoopedCLI(LightningCLI):
                     # Whoever keeps something beside a checkpoint may have been killed before it was written.
                     if self.trainer.is_global_zero and hasattr(callback, "on_run_complete"):
                         callback.on_run_complete(run.checkpoint)
-                say(
-                    self.trainer,
-                    f"The run is complete ({self.model.plan.steps} steps): nothing is left to do.",
-                )
+                steps = self.model.plan.steps
+                say(self.trainer, f"The run is complete ({steps} steps): nothing is left to do.")
                 raise SystemExit(0)
             config.ckpt_path = str(run.checkpoint.path)
         run.hold(self.holding)
@@ -232,7 +209,9 @@ class LoopedCLI(LightningCLI):
 
     def _with_run_of_checkpoint(self, args: list[str], folder: str) -> list[str]:
         """Arguments of `validate`, `test` or `predict` with the run of the checkpoint underneath what the user gave."""
-        path = option(args, "--ckpt_path")
+        values = [value for flag, value in zip(args, args[1:], strict=False) if flag == "--ckpt_path"]
+        values += [arg.partition("=")[2] for arg in args if arg.startswith("--ckpt_path=")]
+        path = values[-1] if values else None
         if args[:1] == ["fit"] or path is None or not Path(path).is_file():
             return args
         try:
@@ -244,7 +223,7 @@ class LoopedCLI(LightningCLI):
         taken = {key: recorded[key] for key in ("run_name", "model", "data") if key in recorded}
         taken["trainer"] = {"precision": recorded["trainer"].get("precision", "32-true")}
         for key in ("vocab_size", "seq_len"):
-            taken.get("model", {}).pop(key, None)
+            taken["model"].pop(key, None)
         underneath = Path(folder) / "run_of_checkpoint.yaml"
         underneath.write_text(yaml.safe_dump(taken))
         # After the subcommand and `--config base.yaml`.
@@ -252,7 +231,7 @@ class LoopedCLI(LightningCLI):
 
 
 class PlanCLI(LoopedCLI):
-    """Parses the same keys as `fit` and builds model and data, but no trainer."""
+    """Parses the same keys as `fit` and builds model and data on the meta device, but no trainer."""
 
     def __init__(self, arguments: Sequence[str] | None = None) -> None:
         super().__init__(arguments, run=False)
@@ -273,11 +252,9 @@ def processes(devices: Any, num_nodes: int) -> int:
     """Processes that `trainer.devices` and `trainer.num_nodes` name; "auto" and -1 (all there are) count as one."""
     if isinstance(devices, str) and "," in devices:
         devices = [d for d in devices.split(",") if d.strip()]
-    if isinstance(devices, (list, tuple)):
-        count = len(devices)
-    else:
-        count = int(devices) if str(devices).isdigit() else 1
-    return max(count, 1) * num_nodes
+    if isinstance(devices, list | tuple):
+        devices = len(devices)
+    return max(int(devices) if str(devices).isdigit() else 1, 1) * num_nodes
 
 
 def _check_whole(path: Path) -> None:
@@ -290,17 +267,6 @@ def _check_whole(path: Path) -> None:
         if whole is None:
             raise
         raise UserError(f"{error} The newest whole checkpoint beside it: --ckpt_path {whole.path}") from error
-
-
-def option(args: list[str], flag: str) -> str | None:
-    """Last value of an option given as `flag value` or `flag=value`."""
-    values = [b for a, b in zip(args, args[1:], strict=False) if a == flag]
-    values += [arg.partition("=")[2] for arg in args if arg.startswith(f"{flag}=")]
-    return values[-1] if values else None
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
 
 
 def main() -> None:
