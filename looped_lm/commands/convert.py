@@ -20,14 +20,15 @@ def parser() -> argparse.ArgumentParser:
         "meta_<step>.json) into a checkpoint with a run record, and back.",
         allow_abbrev=False,
     )
-    add = p.add_argument
     direction = p.add_mutually_exclusive_group(required=True)
     direction.add_argument("--from", dest="source", choices=["reference"], help="format of PATH")
     direction.add_argument("--to", dest="target", choices=["reference"], help="format to write")
-    add("path", type=Path, metavar="PATH", help="folder to read with --from, checkpoint with --to")
-    add("--out", type=Path, required=True, help="file to write with --from, folder with --to; must not exist")
-    add("--step", type=int, help="--from: step to read; default: the last")
-    add(
+    p.add_argument("path", type=Path, metavar="PATH", help="folder to read with --from, checkpoint with --to")
+    p.add_argument(
+        "--out", type=Path, required=True, help="file to write with --from, folder with --to; must not exist"
+    )
+    p.add_argument("--step", type=int, help="--from: step to read; default: the last")
+    p.add_argument(
         "--batch-tokens",
         type=int,
         help=f"--from: tokens of a training step, for the record's counts; default: {PAPER_BATCH_TOKENS}, the paper's",

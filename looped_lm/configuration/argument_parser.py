@@ -1,6 +1,6 @@
 """The parser of a configuration: its refusals name what exists, and what a class raises arrives as it was raised.
 
-The private parts of jsonargparse that this takes are used in this file alone.
+Private parts of jsonargparse are used in this file alone.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Parser(LightningArgumentParser):
     def instantiate_classes(self, cfg: Any, **kwargs: Any) -> Any:
         """Build what a configuration describes.
 
-        Its values have been checked, so an exception is a constructor's: an argument that it refuses, or a bug, which
-        must keep its type and its line. The parser alone would take it for a value of a wrong type.
+        Its values have been checked: an exception is a constructor's and keeps its type and line. The parser alone
+        would take it for a value of a wrong type.
         """
         raised: list[Exception] = []
 
@@ -104,7 +104,7 @@ def _existing_keys(message: str, parser: LightningArgumentParser) -> str:
 def _existing_classes(message: str, parser: LightningArgumentParser) -> str:
     """The classes for a key in place of the one that it cannot have; "" where the key takes none."""
     match = re.search(r'Parser key "([\w.]+)"', message)
-    wrong = re.search(r"(?:[Vv]alue: (?:Namespace\(class_path=')?|dot import path string: )([\w.]+)", message)
+    wrong = re.search(r"(?:alue: |path string: |class_path[=': ]+')(?!Namespace)([\w.]+)", message)
     action = next((a for a in parser._actions if match and a.dest == match[1]), None)
     typehint: Any = getattr(action, "_typehint", None)
     classes = get_all_subclass_paths(typehint)

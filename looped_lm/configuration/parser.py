@@ -119,8 +119,6 @@ class LoopedCLI(LightningCLI):
         name = self.config.get("subcommand")
         callback_settings.settle(self.config if name is None else self.config[name], parser)
 
-    # ---- Before anything is built ---------------------------------------------------------------------------------
-
     def before_instantiate_classes(self) -> None:
         command = self.subcommand
         config = self.config if command is None else self.config[command]
@@ -199,8 +197,6 @@ class LoopedCLI(LightningCLI):
             if isinstance(callback, RunConfig):
                 callback.resumes, callback.folder = config.ckpt_path, run.folder
 
-    # ---- Checkpoints ----------------------------------------------------------------------------------------------
-
     def _parse_ckpt_path(self) -> None:
         """Not as Lightning does it: there the checkpoint's hyperparameters win over the configuration without a word.
 
@@ -243,9 +239,6 @@ class PlanCLI(LoopedCLI):
         with torch.device("meta"):
             self.config_init = self.parser.instantiate_classes(self.config)
         self.model, self.datamodule = self.config_init.model, self.config_init.data
-
-    def instantiate_trainer(self, **kwargs: object) -> None:  # type: ignore[override]
-        raise AssertionError("a plan needs no trainer")
 
 
 def processes(devices: Any, num_nodes: int) -> int:

@@ -87,6 +87,9 @@ def test_unknown_keys_in_a_file_are_errors_too(run_cli: Any, tmp_path: Path) -> 
     )
     status, out = run_cli("fit", "--config", str(wrong))
     assert status == 2 and "num_lanes" in out
+    wrong.write_text("trainer: {callbacks+: [{class_path: callbacks.Checkpointz}]}\n")
+    status, out = run_cli("fit", "--config", str(wrong))
+    assert status == 2 and "Did you mean 'callbacks.Checkpoints'" in out
 
 
 @pytest.mark.parametrize(
