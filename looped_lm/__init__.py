@@ -42,7 +42,8 @@ _ROOMS = {module: room for room, modules in _MOVED.items() for module in modules
 class _EarlierNames:
     """Finds modules under the names of before: users' files and YAML say `looped_lm.injection.LinearInjection`.
 
-    Without base classes: importlib.abc doubles the time of `--help`.
+    A name of before gives the very module of today, so that its classes are the same ones. Without base classes:
+    importlib.abc doubles the time of `--help`.
     """
 
     def find_spec(
