@@ -108,8 +108,14 @@ def settle(config: Namespace, parser: Any) -> Namespace:
         entry.init_args = one.parse_object({"callbacks": {name: init_args}}).callbacks[name]
     base = yaml.safe_load(BASE.read_text(encoding="utf-8"))["trainer"]
     defaults = [callback["class_path"] for callback in base["callbacks"]]
+    # What Lightning refuses beside these settings of the Trainer.
+    refused: list[type] = [object] if trainer.barebones else []
+    refused += [ProgressBar] if trainer.enable_progress_bar is False else []
+    refused += [Checkpoint] if trainer.enable_checkpointing is False else []
     trainer.callbacks = [
-        e for e in entries if e.class_path not in defaults or not _in_the_way(e.class_path, trainer)
+        entry
+        for entry in entries
+        if entry.class_path not in defaults or not issubclass(import_class(entry.class_path), tuple(refused))
     ]
     if trainer.barebones:
         if getattr(trainer.logger, "class_path", None) == base["logger"]["class_path"]:
@@ -139,14 +145,4 @@ def _named(name: str, entries: list[Namespace]) -> Namespace:
     raise UserError(
         f"callbacks.{name}: trainer.callbacks has no {name}.{did_you_mean(name, names)} It has {', '.join(names)}. "
         "A configuration that sets `trainer.callbacks+` adds one."
-    )
-
-
-def _in_the_way(class_path: str, trainer: Namespace) -> bool:
-    """Whether a callback is one that Lightning refuses beside the settings of the Trainer."""
-    kind = import_class(class_path)
-    return bool(
-        trainer.barebones
-        or (trainer.enable_progress_bar is False and issubclass(kind, ProgressBar))
-        or (trainer.enable_checkpointing is False and issubclass(kind, Checkpoint))
     )

@@ -41,11 +41,7 @@ def run_as_command_line(command: Sequence[str]) -> int:
 
 
 def run_lightning(command: Sequence[str]) -> int:
-    """Run one of LIGHTNING with its arguments; its exit status.
-
-    Raises:
-        UserError: the installed torchvision does not match torch.
-    """
+    """Run one of LIGHTNING with its arguments; its exit status. A UserError if torchvision does not match torch."""
     from looped_lm.configuration.config_files import resolve_arguments
 
     # Lightning's launcher starts the other processes of a run from sys.argv.
@@ -112,11 +108,7 @@ def message_of(error: BaseException) -> str:
 
 
 def refuse_shadowing() -> None:
-    """Refuse to run where a user's folder hides one of the project's packages, whose import would fail oddly.
-
-    Raises:
-        UserError: naming the folder in the way.
-    """
+    """Raise a UserError where a user's folder hides one of our packages, whose import would fail oddly."""
     root = Path(__file__).resolve().parents[2]
     for name in SIBLINGS:
         spec = importlib.util.find_spec(name)
