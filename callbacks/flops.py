@@ -21,7 +21,7 @@ class FlopsMonitor(L.Callback):
     `speed/tokens_per_second`, `speed/flops_per_second` and, where the device's peak is known, `speed/mfu`.
 
     Args:
-        peak_flops: peak FLOPs/s of one device for MFU; null asks Lightning's table of accelerators, and a CPU has none.
+        peak_flops: peak FLOPs/s of one device for MFU; null asks Lightning's table of accelerators.
     """
 
     def __init__(self, peak_flops: float | None = None) -> None:

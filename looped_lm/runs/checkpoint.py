@@ -159,7 +159,7 @@ def write_checkpoint(checkpoint: Mapping[str, Any], path: str | Path) -> None:
 
 
 def write_record(record: Mapping[str, Any], checkpoint: str | Path) -> None:
-    """Write the record that a checkpoint holds beside it; a UserError where the disk does not take it."""
+    """Write a checkpoint's record beside it; a UserError where the disk does not take it."""
     path = record_path(checkpoint)
     with failing_with("The checkpoint beside it is whole, and --resume auto goes on from it.", path):
         RunRecord.from_dict(record).save(path)

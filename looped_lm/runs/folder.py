@@ -33,7 +33,7 @@ LOCK_SECONDS = 10.0
 _MAKE_ROOM = "Make room, or see who may write there, and give the same command again."
 _ANOTHER_PLACE = "Choose another place with the logger's save_dir, or make room; nothing was changed."
 _VERSION = re.compile(r"version_(\d+)")
-#: Keys of a configuration that may differ between the parts of one run; the module compares its own hyperparameters.
+#: Keys that may differ between the parts of one run; the module compares its own hyperparameters.
 _NOT_COMPARED = ("config", "model.", "ckpt_path", "resume", "weights_only", "trainer.logger")
 
 
@@ -102,7 +102,7 @@ def newest_of_run(root: Path) -> tuple[Stored | None, dict[Path, str]]:
 def go_on_after(logger: Logger, step: int, writes: bool) -> None:
     """Have a logger that has not written yet keep its folder's rows up to `step`.
 
-    Later ones exist where a run was killed: the resumed one writes them again. `writes`: this process writes logs.
+    Later ones exist where a run was killed: the resumed one writes them again. `writes`: this process does.
     """
     purge_after(logger, step)
     if not (isinstance(logger, CSVLogger) and writes):
