@@ -30,7 +30,7 @@ _NAMES = {
 _EXPORTS = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = ["__version__", *_EXPORTS]
 
-#: The rooms of modules that were in the package itself before it had rooms.
+#: Subpackages, with the modules of theirs that were once directly in looped_lm.
 _MOVED = {
     "loop": "bptt component injection lanes recurrences residual trainability variants",
     "model": "accounting blocks compilation loss transformer",
@@ -40,10 +40,10 @@ _ROOMS = {module: room for room, modules in _MOVED.items() for module in modules
 
 
 class _EarlierNames:
-    """Finds modules under the names of before: users' files and YAML say `looped_lm.injection.LinearInjection`.
+    """Finds modules under their earlier names: users' files and YAML say `looped_lm.injection.LinearInjection`.
 
-    A name of before gives the very module of today, so that its classes are the same ones. Without base classes:
-    importlib.abc doubles the time of `--help`.
+    An earlier name gives the very module of today, so that its classes are the same. There is no base class, since
+    importing importlib.abc would double the time that `--help` takes.
     """
 
     def find_spec(
@@ -59,7 +59,7 @@ class _EarlierNames:
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         assert spec.origin is not None
         module = importlib.import_module(spec.origin)
-        # The import system is about to replace it.
+        # The import system is about to replace `module.__spec__`; `exec_module` puts it back.
         spec.loader_state = module.__spec__
         return module
 
@@ -69,7 +69,7 @@ class _EarlierNames:
         module.__spec__ = earlier.loader_state
 
 
-# First of all finders: the others would load `looped_lm.variants.x` a second time.
+# Before all other finders: they would load `looped_lm.variants.x` a second time.
 sys.meta_path.insert(0, _EarlierNames())
 
 

@@ -1,4 +1,4 @@
-"""`python -m looped_lm COMMAND`: which code a command is. Help and wrong commands answer before torch is imported."""
+"""`python -m looped_lm COMMAND`: runs a command. Help and unknown commands do not wait for torch."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ commands:
   validate   validation loss of a checkpoint (--ckpt_path FILE)
   test       the same on the test split
   predict    loss of every token of the held-out rows
-  plan       what a run would be: parameters, FLOPs, steps, learning rates, memory; trains nothing
+  plan       size and cost of a run: parameters, FLOPs, steps, learning rates, memory; trains nothing
 
-These start from the shipped base.yaml; a --config changes it, and so does any --key. A config is found in the working
-folder first, then among the shipped ones. `python -m looped_lm fit --help` documents every key.
+These start from the shipped base.yaml; a --config changes it, and so does any --key. A config is looked up in the
+working folder first, then among the shipped ones. `python -m looped_lm fit --help` documents every key.
 
-commands with options of their own (--help lists them):
+commands with their own options (--help lists them):
   sweep      many runs from one file: plan, run, status, retry, records (sweep plan iso_depth.yaml)
   generate   text from a checkpoint (--ckpt FILE --prompt TEXT)
   evaluate   loss over recurrences, probes and public tasks of a checkpoint (--ckpt FILE)
   export     a checkpoint's model as safetensors and config.json (--ckpt FILE --out FOLDER)
   convert    checkpoints of the paper authors' public code to ours, and back (--from reference FOLDER --out FILE)
 """
-#: Modules of looped_lm.commands with a parser of their own, `main(args)`, which may give an exit status.
+#: Modules of looped_lm.commands with their own parser; each has a `main(args)` that may return an exit status.
 OWN_OPTIONS = ("sweep", "generate", "evaluate", "export", "convert")
 COMMANDS = (*LIGHTNING, "plan", *OWN_OPTIONS)
 
 
 def run(args: list[str]) -> int | None:
-    """Run one command; `args[0]` is its name. Its exit status."""
+    """Run the command named `args[0]` and return its exit status; None means 0."""
     if args[0] in LIGHTNING:
         return run_lightning(args)
     return importlib.import_module(f"looped_lm.commands.{args[0]}").main(args[1:])
 
 
 def cli(args: list[str]) -> int:
-    """Exit status of the command line."""
+    """Run the command line and return its exit status."""
     if not args or args[0] in ("-h", "--help"):
         print(HELP)
         return 0

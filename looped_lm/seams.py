@@ -1,6 +1,6 @@
-"""The axes of the loop in one table: whatever depends on which axes there are is derived from it.
+"""The axes of the loop in one table. Whatever depends on the list of axes is derived from it.
 
-A new axis is a base class in `looped_lm.loop`, a row here, and an argument and attribute of `LoopedTransformer` under
+A new axis needs a base class in `looped_lm.loop`, a row here, and an argument and attribute of `LoopedTransformer` with
 the row's key: checkpoints, run records, exported folders and the conformance suite then know it. configs/base.yaml
 names the default of every axis; a test compares it with this table.
 """
@@ -24,12 +24,12 @@ class Seam:
     """One axis.
 
     Args:
-        key: argument and attribute of its owner, and its name in YAML, hyperparameters, config.json and run records.
+        key: the axis's name as argument and attribute of its owner, in YAML, config.json and run records.
         base: base class of its components.
-        default: class where none is named.
-        sizes: what the owner supplies first to the constructor. Without sizes a component may be an instance.
-        of_training: owned by LoopedLM and no part of the model, so that weights do without it.
-        later: came after the first files were written: those that do not name it were made with the default.
+        default: class used where none is named.
+        sizes: first arguments of the constructor, which the owner supplies. Without any, an instance may be given.
+        of_training: owned by LoopedLM and not part of the model, so weights load without it.
+        later: added after the first files were written; files that do not name it were made with the default.
     """
 
     key: str
@@ -47,7 +47,7 @@ class Seam:
         return build(self.default if given is None else given, self.key, supplied)
 
     def spec(self, component: Component) -> Spec:
-        """`{"class_path", "init_args"}` of one of its components, without the sizes."""
+        """`{"class_path", "init_args"}` of a component of this axis, without the sizes."""
         return component_spec(component, len(self.sizes))
 
 
@@ -64,15 +64,15 @@ SEAMS: dict[str, Seam] = {
 
 
 def components(owner: object, of_training: bool = False) -> dict[str, Component]:
-    """The components of a model, or of the LoopedLM around it those `of_training`, by key."""
+    """The components of a model by key; with `of_training`, those of the LoopedLM around it."""
     return {key: getattr(owner, key) for key, seam in SEAMS.items() if seam.of_training is of_training}
 
 
 def specs(owner: object, of_training: bool = False) -> dict[str, Spec]:
-    """`{"class_path", "init_args"}` of the same components."""
+    """`{"class_path", "init_args"}` of these components, by key."""
     return {key: SEAMS[key].spec(component) for key, component in components(owner, of_training).items()}
 
 
 def before() -> dict[str, Spec]:
-    """What files had that are older than an axis, by key."""
+    """What a file that is older than an axis was made with, by key."""
     return {key: callable_spec(seam.default, key) for key, seam in SEAMS.items() if seam.later}

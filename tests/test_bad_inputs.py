@@ -165,7 +165,7 @@ CASES = [
         "the checkpoint was trained with",
     ),
     fit("--resume and --ckpt_path", "--resume=auto --ckpt_path=CKPT", "Leave one out"),
-    fit("--resume of no run", "--resume=nowhere", "no folder of a run with a whole checkpoint"),
+    fit("--resume of no run", "--resume=nowhere", "not a run's folder with a whole checkpoint"),
     fit("--resume with another seed", "--resume=auto --seed_everything=7", "that is another run"),
     Case("--resume for validate", "validate --ckpt_path=CKPT --resume=auto", "resume is for fit"),
     # ---- where results go

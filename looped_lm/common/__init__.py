@@ -1,1 +1,1 @@
-"""Errors, wording and writing of files: what knows no model and imports nothing heavy."""
+"""Errors, wording and file writing: code that knows nothing about models and imports nothing heavy."""

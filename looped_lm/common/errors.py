@@ -6,11 +6,11 @@ from __future__ import annotations
 class UserError(ValueError):
     """Something that the user can mend: the message gives the value, the reason and the way out.
 
-    The command line shows it alone; other exceptions keep their traceback. Components of your own may raise it, too.
+    The command line shows only the message; other exceptions keep their traceback. Your components may raise it, too.
     """
 
 
-#: With those derived from them. The siblings' are known by name, since they are not imported here.
+#: Their subclasses count, too. They are given by name, since the sibling packages are not imported here.
 _FOR_USERS = {
     f"{UserError.__module__}.{UserError.__qualname__}",
     "datamodules.errors.DataError",
@@ -20,5 +20,5 @@ _FOR_USERS = {
 
 
 def for_users(error: BaseException) -> bool:
-    """Whether a user can mend this, so that its message is enough."""
+    """Whether a user can mend this error, so that its message is enough."""
     return any(f"{c.__module__}.{c.__qualname__}" in _FOR_USERS for c in type(error).__mro__)

@@ -11,19 +11,19 @@ if TYPE_CHECKING:
 
 
 def say(trainer: Trainer, message: str) -> None:
-    """Print on one process. A module's `print` goes through the progress bar, which may not show yet."""
+    """Print on rank zero. A LightningModule's `print` goes through the progress bar, which may not show yet."""
     if trainer.is_global_zero:
         print(message)
 
 
 def did_you_mean(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
-    """The question " Did you mean 'x'?", to end a message, with the closest of the names; "" if none is close."""
+    """The end of a message, " Did you mean 'x'?", with the closest of the names; "" if none is close."""
     close = difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def duration(seconds: float) -> str:
-    """A time in the unit that suits it: days, hours, minutes or seconds."""
+    """A time in the unit that suits its length: days, hours, minutes or seconds."""
     for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"

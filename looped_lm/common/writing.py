@@ -1,4 +1,4 @@
-"""Files and folders written whole or not at all: aside first, then under their names."""
+"""Writes files and folders whole or not at all: first beside their place, then under their names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from looped_lm.common.errors import UserError
 
-#: Ending of a file being written; what a killed process left behind may be removed.
+#: Ending of a file that is being written; one that a killed process left behind may be removed.
 PARTIAL = ".partial"
 
 
@@ -19,7 +19,7 @@ PARTIAL = ".partial"
 def new_file(path: str | Path) -> Iterator[Path]:
     """A path to write to, which becomes `path` when the block ends. Makes the folder.
 
-    A process killed at any moment, and a block that raises, leave the file that was there before.
+    If the process is killed or the block raises, the file that was there before stays.
     """
     aside = Path(f"{path}{PARTIAL}")
     try:
@@ -52,7 +52,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def _flush(path: Path) -> None:
-    """Have the disk hold a file's content, or the names in a folder."""
+    """Force a file's content, or the names in a folder, onto the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -62,10 +62,10 @@ def _flush(path: Path) -> None:
 
 @contextmanager
 def failing_with(way_out: str, path: str | Path) -> Iterator[None]:
-    """Name the file and the system's reason where the block cannot write.
+    """Turn a failure to write in the block into a message with the file, the system's reason and the way out.
 
     Raises:
-        UserError: the block raised an OSError, or something else because of one, as torch.save does.
+        UserError: the block raised an OSError, or another exception because of one, as torch.save does.
     """
     try:
         yield

@@ -1,1 +1,1 @@
-"""The axes of research: what a loop is made of, one seam per file, and nothing but torch."""
+"""What a loop is made of: one axis of research per file, without Lightning."""

@@ -1,4 +1,4 @@
-"""What a checkpoint and a run record need to know of a component: its class and how it was built.
+"""What a checkpoint and a run record need to know about a component: its class and how it was built.
 
 `component_spec` turns a component into `{"class_path": ..., "init_args": ...}` (plain JSON types) and `build` turns it
 back, so that a checkpoint alone rebuilds its model.
@@ -21,7 +21,7 @@ Spec = dict[str, Any]
 
 
 class Component:
-    """What can be named by class path; records the arguments of its constructor."""
+    """Base of everything that a class path can name; records the arguments of the constructor."""
 
     _arguments: dict[str, Any]
 
@@ -32,8 +32,8 @@ class Component:
             # Unpickling and deepcopy call __new__ without arguments and restore __dict__ afterwards.
             bound = signature.bind_partial(*args, **kwargs)
         except TypeError:
-            return self  # __init__ is about to refuse these arguments in its own name.
-        # A default that changes later must not rebuild another component from an old checkpoint.
+            return self  # __init__ is about to refuse these arguments with its own error.
+        # Recorded, since a default that changes later must not alter what an old checkpoint rebuilds.
         bound.apply_defaults()
         arguments = dict(bound.arguments)
         for name, parameter in signature.parameters.items():
@@ -48,30 +48,30 @@ class Component:
 
 
 class ModelComponent(Component):
-    """A component that is a module of the model: what it costs and how it trains."""
+    """A component that is a module of the model; it says what it costs and how it trains."""
 
     def flops_per_token(self) -> int:
-        """Forward FLOPs per token of one use: once per recurrence, or in a layer once per call."""
+        """Forward FLOPs per token of one use: of one recurrence, or of one call within a layer."""
         return 0
 
     def parameter_roles(self) -> dict[str, str]:
-        """Roles that do not follow from a parameter's shape, by its name within this module."""
+        """Roles that do not follow from a parameter's shape, by the parameter's name within this module."""
         return {}
 
 
 class PerRecurrence(ModelComponent):
     """A component that is told which recurrence it runs in, and may have parameters for each.
 
-    Parameters of single recurrences end with the trained count; what comes after needs a rule of their author's.
+    Such parameters exist up to the trained count; recurrences beyond it need a rule from their author.
     """
 
-    #: Whether parameters belong to one recurrence each: without it, they get no gradient.
+    #: Whether each parameter belongs to one recurrence: a step that does not run it gives no gradient.
     step_specific: bool = False
 
     def beyond_trained(self, i: int, trained: int) -> int:
         """Which trained recurrence (0..trained-1) lends its parameters to recurrence `i` >= `trained`.
 
-        A step-specific subclass that has a rule overrides this and uses it in the loop; UserError: there is none.
+        A step-specific subclass with a rule overrides this and uses it in the loop; UserError if there is none.
         """
         raise UserError(
             f"{type(self).__name__} has parameters of its own for each of {trained} recurrences and no rule for "
@@ -80,7 +80,7 @@ class PerRecurrence(ModelComponent):
 
 
 def class_path(obj: type | Callable[..., Any]) -> str:
-    """Import path, short where the package re-exports it; UserError if there is none."""
+    """Import path, short where the package re-exports the object; UserError if it has none."""
     module, name = obj.__module__, obj.__qualname__
     if "<" in name:
         raise UserError(
@@ -94,7 +94,7 @@ def class_path(obj: type | Callable[..., Any]) -> str:
 
 
 def component_spec(component: Component, sizes: int = 0) -> Spec:
-    """`{"class_path", "init_args"}` without the first `sizes` arguments; UserError: one is not plain data."""
+    """`{"class_path", "init_args"}` less the first `sizes` arguments; UserError if one is not plain data."""
     supplied = list(inspect.signature(type(component)).parameters)[:sizes]
     arguments = {k: v for k, v in component._arguments.items() if k not in supplied}
     owner = type(component).__qualname__
@@ -105,7 +105,7 @@ def component_spec(component: Component, sizes: int = 0) -> Spec:
 
 
 def callable_spec(factory: Callable[..., Any], owner: str) -> Spec:
-    """The same of a class or a `functools.partial` of one, with all defaults; else UserError."""
+    """The same for a class or a `functools.partial` of one, with all defaults; UserError for all else."""
     target, positional, given = _called(factory)
     if inspect.isclass(target) and not positional:
         parameters = inspect.signature(target).parameters.values()
@@ -119,11 +119,11 @@ def callable_spec(factory: Callable[..., Any], owner: str) -> Spec:
 
 
 def _called(factory: Callable[..., Any]) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """What a factory calls in the end, and what it adds."""
+    """What a factory calls in the end, and the arguments that it adds."""
     if not isinstance(factory, functools.partial):
         return factory, (), {}
     if factory.args and inspect.isclass(factory.args[-1]):
-        # A parser's partial calls a function of its own with the class as the last argument.
+        # A parser's partial calls a function of the parser, with the class as the last argument.
         return factory.args[-1], (), factory.keywords
     return factory.func, factory.args, factory.keywords
 
@@ -166,7 +166,7 @@ def import_class(path: str) -> Any:
 
 
 def as_factory(factory: Callable[..., Any] | Mapping[str, Any]) -> Callable[..., Any]:
-    """A callable from one or from `{"class_path", "init_args"}`; UserError: other keys, unknown paths."""
+    """The callable, or one from `{"class_path", "init_args"}`; UserError for other keys or unknown paths."""
     if not isinstance(factory, Mapping):
         return factory
     unknown = set(factory) - {"class_path", "init_args"}
@@ -188,8 +188,8 @@ def build(factory: Callable[..., Any] | Mapping[str, Any], what: str, sizes: Map
     """Call a factory with the sizes that its owner supplies, by position and in this order.
 
     Raises:
-        UserError: by its signature the constructor does not take these sizes, or there is nothing to call. What the
-            constructor itself raises is left as it is: a fault in a component shows at its own line.
+        UserError: the constructor's signature does not accept these sizes, or there is nothing to call. What the
+            constructor itself raises passes through: a fault in a component shows at its own line.
     """
     factory = as_factory(factory)
     target, positional, given = _called(factory)
@@ -206,7 +206,7 @@ def build(factory: Callable[..., Any] | Mapping[str, Any], what: str, sizes: Map
     try:
         signature.bind(*positional, *sizes.values(), **given)
     except TypeError as error:
-        first = f"{' and '.join(sizes)} first, as to its base class, and " if sizes else ""
+        first = f"{' and '.join(sizes)} first, as its base class is, and " if sizes else ""
         raise UserError(
             f"The {what} {name}({', '.join(signature.parameters)}) cannot be built from ({supplied}): {error}. "
             f"Its constructor is given {first}its init_args by name."

@@ -17,7 +17,7 @@ from looped_lm.loop.component import PerRecurrence
 class Injection(PerRecurrence, nn.Module, ABC):
     """Joins the prelude's output with the state at the start of each recurrence. A subclass takes `d_model` first."""
 
-    #: Whether `forward` reads `e`. Without it the prelude learns through the initial state alone.
+    #: Whether `forward` reads `e`. If not, the prelude learns through the initial state alone.
     reinjects_input: bool = True
 
     def __init__(self, d_model: int) -> None:

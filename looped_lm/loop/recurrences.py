@@ -15,7 +15,7 @@ import numpy as np
 from looped_lm.common.errors import UserError
 from looped_lm.loop.component import Component
 
-#: Counts that vary are planned one step at a time; more would look like a program that hangs.
+#: Counts that vary are planned one step at a time; for more steps than this the program would seem to hang.
 PLANNED_STEPS = 1_000_000
 
 
@@ -23,10 +23,10 @@ class RecurrenceSampler(Component, ABC):
     """Recurrences of every training step. A subclass takes `num_recurrences` first, the model's own count.
 
     Evaluation, learning rates and tokens per parameter follow from `num_recurrences`, FLOPs from the counts of the
-    steps. A subclass may ignore it, or let the counts grow over the steps.
+    steps. A subclass may ignore `num_recurrences`, or let the counts grow over the steps.
     """
 
-    #: Whether steps may differ; step-specific components need counts that do not.
+    #: Whether counts may differ between steps; step-specific components need counts that do not.
     varies: bool = True
 
     def __init__(self, num_recurrences: int) -> None:
@@ -34,7 +34,7 @@ class RecurrenceSampler(Component, ABC):
 
     @abstractmethod
     def sample(self, step: int) -> int:
-        """Recurrences of optimizer step t = 0, 1, ...; the same whenever it is asked for."""
+        """Recurrences of optimizer step t = 0, 1, ...; every call for a step returns the same count."""
 
 
 class FixedRecurrences(RecurrenceSampler):
@@ -54,9 +54,9 @@ class LogNormalPoisson(RecurrenceSampler):
 
     Args:
         num_recurrences: the mean of the counts.
-        sigma: standard deviation of the logarithm of the rate; 0 leaves the Poisson alone.
-        max_recurrences: larger draws count as this many, which bounds memory and lowers the mean; None: no bound.
-        seed: of the draws.
+        sigma: standard deviation of the logarithm of the rate; 0 leaves a plain Poisson distribution.
+        max_recurrences: larger draws are cut to this many, which bounds memory and lowers the mean; None: no bound.
+        seed: seed of the draws.
 
     Raises:
         UserError: a mean below 2, which leaves no rate to draw, or an argument out of range.
@@ -79,7 +79,7 @@ class LogNormalPoisson(RecurrenceSampler):
                 "num_recurrences."
             )
         if not 0 <= seed < 2**64:
-            raise UserError(f"seed is {seed}; it must lie between 0 and 2^64 - 1.")
+            raise UserError(f"seed is {seed}; it must be between 0 and 2^64 - 1.")
         self.sigma, self.max_recurrences, self.seed = float(sigma), max_recurrences, seed
 
     def sample(self, step: int) -> int:
@@ -99,7 +99,7 @@ def drawn(sampler: RecurrenceSampler, steps: int) -> Counter[int]:
 
 
 def checked_count(sampler: RecurrenceSampler, step: int) -> int:
-    """The sampler's count for a step; UserError: no int of at least 1, or a step beyond PLANNED_STEPS."""
+    """The sampler's count for a step; UserError if it is no int >= 1, or the step is beyond PLANNED_STEPS."""
     name = type(sampler).__name__
     if step > PLANNED_STEPS and sampler.varies:
         raise UserError(

@@ -15,7 +15,7 @@ from looped_lm.loop.component import ModelComponent
 
 
 class Residual(ModelComponent, nn.Module, ABC):
-    """Joins a layer's stream with one of its two branches; every branch of the recurrent block has one of its own.
+    """Joins a layer's stream with one of its two branches; every branch of the recurrent block has its own.
 
     A subclass takes `d_model` and `num_recurrences` first. Its parameters count as the block's.
     """
@@ -29,7 +29,7 @@ class Residual(ModelComponent, nn.Module, ABC):
         """Stream (B,T,d) after a branch, from the stream x (B,T,d) and the branch's output (B,T,d)."""
 
     def flops_per_token(self) -> int:
-        """Forward FLOPs per token of one use: 2 per parameter, as norm scales are counted."""
+        """Forward FLOPs per token of one use: 2 per parameter, as for norm scales."""
         return 2 * sum(p.numel() for p in self.parameters())
 
 
@@ -43,9 +43,9 @@ class PlainResidual(Residual):
 class ScaledResidual(Residual):
     """x + (gain / r)·branch, with r the recurrences the model is trained with.
 
-    A block run r times adds r correlated updates, so that 1/r rather than 1/sqrt(r) keeps their sum bounded, and
-    learning rates carry over from one r to another. The factor stays that of training when a model is evaluated with
-    another count. Source: arXiv 2606.18524; its λ / (N·sqrt(L)) for L layers looped N times is gain = λ / sqrt(L).
+    A block run r times adds r correlated updates: 1/r, rather than 1/sqrt(r), keeps their sum bounded, and learning
+    rates carry over from one r to another. A model that is evaluated with another count keeps the factor of training.
+    Source: arXiv 2606.18524; its λ / (N·sqrt(L)) for L layers looped N times is gain = λ / sqrt(L).
 
     Args:
         d_model: width d.

@@ -18,11 +18,11 @@ def refuse_untrainable(
 ) -> None:
     """Refuse combinations in which some parameter would get no gradient in some step.
 
-    `step_specific` has the names of classes with parameters for every recurrence, each with one to take its place;
-    `drawn` the counts of recurrences that training steps run, where they are not all `num_recurrences`.
+    `step_specific` maps the name of each class with parameters for every recurrence to that of a class to use instead;
+    `drawn` has the counts of recurrences that training steps run, where they are not all `num_recurrences`.
 
     Raises:
-        UserError: naming the components, the reason and the way out.
+        UserError: for such a combination; the message names the components, the reason and the way out.
     """
     counts = sorted(set(drawn)) or [num_recurrences]
     if counts != [num_recurrences]:

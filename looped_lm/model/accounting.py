@@ -1,6 +1,6 @@
 """What a model costs: parameters by section and role, FLOPs per token, read off the modules and the BPTT predicate.
 
-Source: arXiv 2604.21106, section 3 and its FLOPs appendix.
+Source: arXiv 2604.21106, section 3 and the FLOPs appendix.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ TRAINED, FORWARD_ONLY = 3, 1
 
 @dataclass(frozen=True)
 class Sections:
-    """Parameters by section. Norm scales inside a layer belong to its section; `norms` are the three of the model.
+    """Parameters by section. Norm scales inside a layer belong to its section; `norms` are the model's own three.
 
-    `block` includes components that are neither injection nor lanes and run in every recurrence.
+    `block` includes components other than injection and lanes that run in every recurrence.
     """
 
     embedding: int
@@ -60,7 +60,7 @@ class Sections:
 
 
 def count(module: nn.Module) -> int:
-    """Number of parameters of a module, shared ones once."""
+    """Number of parameters of a module; shared ones count once."""
     return sum(p.numel() for p in module.parameters())
 
 
@@ -83,7 +83,7 @@ def count_parameters(model: LoopedTransformer) -> Sections:
 def parameter_roles(model: LoopedTransformer) -> dict[str, str]:
     """Optimizer role of every parameter, by its name in the model.
 
-    A component's own `parameter_roles` comes first; else a two-dimensional parameter is a `matrix` and the rest `norm`.
+    A component's own `parameter_roles` wins; other two-dimensional parameters are `matrix`, and the rest `norm`.
 
     Raises:
         UserError: a component names a role or a parameter that does not exist.
@@ -99,7 +99,7 @@ def parameter_roles(model: LoopedTransformer) -> dict[str, str]:
             if role not in ROLES:
                 raise UserError(f"{owner} gives {name!r} the role {role!r}; roles are {ROLES}.")
             if f"{prefix}.{name}" not in roles:
-                raise UserError(f"{owner}.parameter_roles names {name!r}, and it has no such parameter.")
+                raise UserError(f"{owner}.parameter_roles names {name!r}, but {owner} has no such parameter.")
             roles[f"{prefix}.{name}"] = role
     return roles
 
@@ -116,16 +116,16 @@ def count_roles(model: LoopedTransformer) -> dict[str, int]:
 def flops_per_token(
     model: LoopedTransformer, seq_len: int, convention: str = "paper", num_recurrences: int | None = None
 ) -> float:
-    """Training FLOPs per token at context length `seq_len`, for the model's or another count.
+    """Training FLOPs per token at context length `seq_len`, with the model's own or another r.
 
     A product with a weight matrix costs 2 FLOPs per parameter forward and 4 backward. Recurrences without gradients
-    cost their forward alone. The convention `paper` counts the full attention matrix, `causal` half of it.
+    cost only their forward. The convention `paper` counts the full attention matrix, `causal` half of it.
 
     Raises:
         ValueError: an unknown convention.
     """
     if convention not in CONVENTIONS:
-        raise ValueError(f"FLOPs convention {convention!r} is unknown; there are {', '.join(CONVENTIONS)}.")
+        raise ValueError(f"FLOPs convention {convention!r} is unknown; known are {', '.join(CONVENTIONS)}.")
     share = CONVENTIONS[convention]
 
     def forward(layers: nn.Module) -> float:
@@ -147,7 +147,7 @@ def flops_per_token(
 def mean_flops_per_token(
     model: LoopedTransformer, seq_len: int, drawn: Mapping[int, int], convention: str = "paper"
 ) -> float:
-    """Mean of `flops_per_token` over training steps; `drawn` says how many run each count."""
+    """Mean of `flops_per_token` over training steps; `drawn` says how many steps run each count."""
     total = sum(steps * flops_per_token(model, seq_len, convention, r) for r, steps in drawn.items())
     return total / sum(drawn.values())
 
@@ -155,8 +155,8 @@ def mean_flops_per_token(
 def reference_tokens(num_recurrences: int) -> float:
     """D_ref of the HyperP transfer: 10 tokens per parameter of the size-10 model, counted as N_once + r·N_rec.
 
-    The published runs take N_once and N_rec from 0-20-0 passthrough if r = 1, else from 2-4-2 linear whatever the
-    layout of the run, with the run's own r.
+    As in the published runs, N_once and N_rec are those of a 0-20-0 model with passthrough injection if r = 1, else of
+    a 2-4-2 model with linear injection, whatever the layout of the run; r is the run's own.
     """
     looped = num_recurrences > 1
     with torch.device("meta"):

@@ -68,10 +68,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class KeyValueSlot(Protocol):
-    """Where a layer leaves keys and values in generation, and finds those of earlier tokens."""
+    """Where a layer stores its keys and values in generation, and finds those of earlier tokens."""
 
     def extend(self, layer: nn.Module, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """All keys and values, from the new k and v (B,g,T,c), and the mask; None: plainly causal."""
+        """Add k and v (B,g,T,c); all keys and values so far, and the mask (None: plain causal attention)."""
 
 
 class Attention(nn.Module):
@@ -93,7 +93,7 @@ class Attention(nn.Module):
         v = self.v(x).view(b, t, self.n_kv_heads, self.head_dim).transpose(1, 2)
         q = F.rms_norm(rotate(q, cos, sin), (self.head_dim,), eps=NORM_EPS)
         k = F.rms_norm(rotate(k, cos, sin), (self.head_dim,), eps=NORM_EPS)
-        # Mixed precision leaves the norms in fp32; attention wants one dtype.
+        # Mixed precision leaves the norms in fp32; attention needs a single dtype.
         q, k = q.to(v.dtype), k.to(v.dtype)
         k, v, mask = (k, v, None) if cache is None else cache.extend(self, k, v)
         y = F.scaled_dot_product_attention(
@@ -119,7 +119,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm layer: x + Attn(norm(x)), then x + MLP(norm(x)), each sum by a `residual` of its own."""
+    """Pre-norm layer: x + Attn(norm(x)), then x + MLP(norm(x)); each sum has its own `residual`."""
 
     def __init__(
         self, d_model: int, head_dim: int, n_kv_heads: int, residual: Callable[[], Residual]

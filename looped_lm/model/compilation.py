@@ -1,6 +1,6 @@
-"""torch.compile of the layers, one at a time and in place, which leaves the names of parameters as they are.
+"""torch.compile of the layers, one at a time and in place, so that parameters keep their names.
 
-A layer's weights are inputs of its region: all layers, and every recurrence, run the same compiled code.
+A layer's weights are inputs to its compiled code, so all layers and all recurrences run the same code.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from looped_lm.model.transformer import LoopedTransformer
 
 
 def compiler_problem(device: torch.device) -> str | None:
-    """Why nothing can be compiled for `device`, in a line, as a trial tells; None if the compiler works."""
+    """Why a trial compilation for `device` fails, in one line; None if the compiler works."""
     try:
         torch.compile(lambda x: x * 2)(torch.ones(2, device=device))
     except Exception as error:
@@ -23,7 +23,7 @@ def compile_in_place(model: LoopedTransformer, device: torch.device) -> str | No
     """Compile every layer of the model, or none and return the compiler's problem."""
     problem = compiler_problem(device)
     if problem is None:
-        # Under DDP the compiler would cut layers, to send gradients earlier than between layers.
+        # Under DDP the compiler would split layers, to send gradients before a whole layer is done.
         torch._dynamo.config.optimize_ddp = False
         for layer in model.layers():
             layer.compile()

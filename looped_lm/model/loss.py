@@ -1,6 +1,6 @@
 """Cross entropy of the head without ever holding all logits.
 
-N tokens, d = d_model, V vocabulary. Loss and exact gradients are taken together, for a chunk of tokens at a time, so
+N tokens, d = d_model, V vocabulary. Loss and exact gradients are computed together, one chunk of tokens at a time, so
 that backward has nothing to recompute.
 """
 

@@ -38,15 +38,15 @@ def round_up(n: int, unit: int) -> int:
 class Exit(Protocol):
     """Decides in generation when rows leave the loop early."""
 
-    #: State (B,T,d) that the coda reads: of each row, that of its own last recurrence.
+    #: State (B,T,d) that the coda reads: for each row, the state after that row's last recurrence.
     output: Tensor
 
     def settled(self, i: int, state: Tensor, logits: Callable[[Tensor], Tensor]) -> bool:
-        """Take note of recurrence `i`; whether every row has left. `logits` runs coda and head on a state."""
+        """Take in the state after recurrence `i`; whether all rows have left. `logits` runs coda and head."""
 
 
 class Cache(Protocol):
-    """What earlier tokens left behind, as the loop reads it; `looped_lm.generation.cache` has one."""
+    """What earlier tokens left behind, as the loop reads it; `looped_lm.generation.cache` implements it."""
 
     #: Positions (B,T) of this pass's tokens, and one more than the largest so far.
     positions: Tensor
@@ -54,14 +54,14 @@ class Cache(Protocol):
 
     @property
     def exit(self) -> Exit | None:
-        """None in a pass that runs all recurrences."""
+        """The early exit; None in a pass that runs all recurrences."""
 
     @property
     def once(self) -> KeyValueSlot:
-        """What prelude and coda read and write."""
+        """The slot that prelude and coda read and write."""
 
     def recurrence(self, i: int) -> KeyValueSlot:
-        """What the block's layers read and write at recurrence `i`."""
+        """The slot that the block's layers read and write at recurrence `i`."""
 
 
 class LoopedTransformer(Component, nn.Module):
@@ -76,7 +76,7 @@ class LoopedTransformer(Component, nn.Module):
         prelude_layers: layers that run once before the loop.
         recurrent_layers: layers of the shared block.
         coda_layers: layers that run once after the loop.
-        num_recurrences: times r that the shared block runs.
+        num_recurrences: how many times r the shared block runs.
         injection: factory `d_model -> Injection`, or class_path and init_args.
         lanes: factory `(d_model, num_recurrences) -> Lanes`, likewise.
         residual: factory `(d_model, num_recurrences) -> Residual` of the block's branches, likewise.
@@ -87,7 +87,7 @@ class LoopedTransformer(Component, nn.Module):
             gradients, unless a component draws random numbers.
 
     Raises:
-        UserError: sizes that make no model, or components that cannot train together.
+        UserError: sizes that do not make a model, or components that cannot train together.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class LoopedTransformer(Component, nn.Module):
 
     @property
     def residual(self) -> Residual:
-        """One of the equally built residuals of the recurrent block."""
+        """One of the residuals of the recurrent block, which are all built alike."""
         return next(m for m in self.block.modules() if isinstance(m, Residual))
 
     def hidden(
@@ -241,12 +241,12 @@ class LoopedTransformer(Component, nn.Module):
         yield from (*self.prelude, *self.block, *self.coda)
 
     def step_specific(self) -> dict[str, PerRecurrence]:
-        """Components with parameters of their own for every recurrence, by the key of their seam."""
+        """Components with separate parameters for every recurrence, by the key of their axis."""
         found = {key: c for key, c in components(self).items() if isinstance(c, PerRecurrence)}
         return {key: c for key, c in found.items() if c.step_specific}
 
     def refuse_untrainable(self, drawn: Iterable[int] = ()) -> None:
-        """Refuse (UserError) components that cannot train in steps of the `drawn` counts, or of r."""
+        """Refuse (UserError) components that cannot train with the `drawn` counts; without any, with r."""
         specific = {type(c).__name__: SEAMS[key].default.__name__ for key, c in self.step_specific().items()}
         refuse_untrainable(self.injection, self.bptt, specific, self.num_recurrences, drawn)
 
@@ -267,7 +267,7 @@ class LoopedTransformer(Component, nn.Module):
 
 
 def size_of(d_model: int) -> int | float:
-    """The size that makes a width, as it would be written."""
+    """The `size` that gives a width; an int if it is whole."""
     size = d_model / WIDTH_UNIT
     return int(size) if size.is_integer() else size
 
@@ -283,5 +283,5 @@ def _check_sizes(values: Mapping[str, Any]) -> None:
             raise UserError(f"{name} is {values[name]}; it must be at least {least}.")
     if values["head_dim"] % 2:
         raise UserError(
-            f"head_dim is {values['head_dim']}; the rotary embedding turns pairs: it must be even."
+            f"head_dim is {values['head_dim']}; it must be even, since the rotary embedding turns pairs."
         )

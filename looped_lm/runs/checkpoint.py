@@ -1,4 +1,4 @@
-"""A checkpoint: written whole, read, verified, compared, and made fit to resume."""
+"""Checkpoints: written whole, read, verified, compared, and adapted to the run that resumes them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from looped_lm.runs.lightning_internals import WrappingCheckpointIO
 RECORD_KEY = "run_record"
 _verified: set[tuple[int, ...]] = set()
 MICRO_BATCHES = "micro_batches_per_step"
-"""Key of a checkpoint: micro-batches of one optimizer step of its run."""
+"""Key in a checkpoint: micro-batches per optimizer step of its run."""
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
-    """A verified checkpoint on the CPU; a UserError if it is damaged, or none of a LoopedLM."""
+    """A verified checkpoint on the CPU; UserError if it is damaged or not a LoopedLM's."""
     verify(path)
     return _read(path)
 
@@ -36,7 +36,7 @@ def verify(path: str | Path) -> None:
     `torch.save` writes a zip archive with a CRC-32 of every record, which `torch.load` ignores.
 
     Raises:
-        UserError: the file is truncated, damaged, or none that `torch.save` writes.
+        UserError: the file is truncated, damaged, or not one that `torch.save` wrote.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -73,13 +73,13 @@ def _read(path: str | Path, mmap: bool = False) -> dict[str, Any]:
     needed = ("state_dict", "hyper_parameters", "global_step", "pytorch-lightning_version")
     missing = [k for k in needed if not isinstance(checkpoint, dict) or k not in checkpoint]
     if missing:
-        raise UserError(f"{path} is no checkpoint of a LoopedLM: it has no {' and no '.join(missing)}.")
+        raise UserError(f"{path} is not a checkpoint of a LoopedLM: it has no {' and no '.join(missing)}.")
     return checkpoint
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A checkpoint file, and what it says of its run without its tensors being read."""
+    """A checkpoint file, and what it says about its run, read without its tensors."""
 
     path: Path
     step: int
@@ -87,28 +87,28 @@ class Stored:
 
 
 def look(path: str | Path) -> Stored:
-    """What a checkpoint says of its run; a UserError if it cannot be read, or is none of a LoopedLM."""
+    """What a checkpoint says about its run; UserError if it cannot be read or is not a LoopedLM's."""
     checkpoint = _read(path, mmap=True)
     record = checkpoint.get(RECORD_KEY)
     return Stored(Path(path), int(checkpoint["global_step"]), record if isinstance(record, dict) else {})
 
 
 def in_folder(folder: str | Path) -> tuple[list[Stored], dict[Path, str]]:
-    """Checkpoints of a folder, the newest first, and those that cannot be read with the reason."""
+    """Checkpoints in a folder, the newest first, and the unreadable ones with the reason."""
     found, unreadable = [], {}
     for path in sorted(Path(folder).glob("*.ckpt")):
         try:
             found.append(look(path))
         except ValueError as error:
-            # Files of another process may go away between listing and reading.
+            # Another process may remove its files between listing and reading.
             if path.exists():
                 unreadable[path] = str(error)
-    # Two of one step: the later one was written after the run had gone back.
+    # Of two for the same step, the later one was written after the run had gone back.
     return sorted(found, key=lambda c: (c.step, *_written(c.path)[2:]), reverse=True), unreadable
 
 
 def newest_whole(folder: str | Path) -> tuple[Stored | None, dict[Path, str]]:
-    """The newest checkpoint of a folder that is whole, and the damaged newer ones with the reason."""
+    """The newest whole checkpoint in a folder, and the damaged newer ones with the reason."""
     found, damaged = in_folder(folder)
     for stored in found:
         try:
@@ -123,7 +123,7 @@ def newest_whole(folder: str | Path) -> tuple[Stored | None, dict[Path, str]]:
 class RecordingCheckpointIO(WrappingCheckpointIO):
     """Writes checkpoints whole or not at all, and writes and removes the record beside each.
 
-    A record comes after its checkpoint and goes before it: it never stands alone.
+    A record is written after its checkpoint and removed before it, so it is never there alone.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, *args: Any, **kwargs: Any) -> None:
@@ -153,20 +153,20 @@ class RecordingCheckpointIO(WrappingCheckpointIO):
 
 def write_checkpoint(checkpoint: Mapping[str, Any], path: str | Path) -> None:
     """Write a checkpoint whole or not at all; raises what `torch.save` raises."""
-    # Lightning's own way holds the file in memory twice and takes a detour over the system's /tmp.
+    # Lightning's own writer holds the file in memory twice and takes a detour through the system's /tmp.
     with new_file(path) as aside, aside.open("wb") as file:
         torch.save(checkpoint, file)
 
 
 def write_record(record: Mapping[str, Any], checkpoint: str | Path) -> None:
-    """Write a checkpoint's record beside it; a UserError where the disk does not take it."""
+    """Write a checkpoint's record to a file beside it; UserError if it cannot be written."""
     path = record_path(checkpoint)
     with failing_with("The checkpoint beside it is whole, and --resume auto goes on from it.", path):
         RunRecord.from_dict(record).save(path)
 
 
 def mend_record(stored: Stored) -> None:
-    """Write the record that a kill kept from being written beside a whole checkpoint."""
+    """Write the record beside a whole checkpoint if it is missing, as after a kill between the two."""
     if stored.record and not record_path(stored.path).exists():
         write_record(stored.record, stored.path)
 
@@ -193,7 +193,7 @@ def differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[Dif
 def _leaves(values: Any, prefix: str = "") -> dict[str, Any]:
     listed = values if isinstance(values, list) else []
     if listed and all(isinstance(v, Mapping) and "class_path" in v for v in listed):
-        # By class and not by place: a callback more would make a difference of all that follow.
+        # By class, not by place: one more callback would make all that follow it differ.
         names = [str(v["class_path"]) for v in values]
         places = [f"#{names[:i].count(n) + 1}" if n in names[:i] else "" for i, n in enumerate(names)]
         values = {n + place: v for n, place, v in zip(names, places, values, strict=True)}
@@ -225,19 +225,19 @@ def compare_tensors(
 
 
 def refuse_weights_alone(checkpoint: Mapping[str, Any]) -> None:
-    """Refuse, by a UserError, to train on from a checkpoint without an optimizer's state."""
+    """Refuse (UserError) to continue training from a checkpoint without the optimizer's state."""
     if not checkpoint.get("optimizer_states"):
         raise UserError(
-            "The checkpoint holds weights and no state of an optimizer, as converted ones do, so training cannot go on "
+            "The checkpoint holds weights but no optimizer state, like every converted one, so training cannot go on "
             "from it. validate, test, predict, generate and export read it."
         )
 
 
 def realign(checkpoint: dict[str, Any], micro_batches: int, data: object) -> None:
-    """Count a checkpoint's micro-batches anew, in place, for a step that consists of `micro_batches`.
+    """Recount a checkpoint's micro-batches, in place, as if every step had had `micro_batches` of them.
 
-    Their number depends on processes and rows per device. Lightning takes the ends of steps and the times of
-    validations from how many there were since the beginning of training.
+    That number depends on the processes and the rows per device. Lightning derives the ends of steps and the times of
+    validations from the micro-batches counted since training began.
     """
     then = checkpoint.get(MICRO_BATCHES)
     if then in (None, micro_batches):
@@ -250,5 +250,5 @@ def realign(checkpoint: dict[str, Any], micro_batches: int, data: object) -> Non
             counts[name] += more
     position = checkpoint.get(type(data).__qualname__, {})
     if "batches_processed" in position:
-        # Rows are counted from there; how many were read is not changed by how they are counted.
+        # The data module counts new rows from this number on; the rows read so far stay the same.
         position["batches_processed"] += more

@@ -1,6 +1,6 @@
-"""The folder of a run: which one it gets, who may write there, and where a run goes on.
+"""The folder of a run: which one it gets, who may write there, and where the run goes on.
 
-It is `<save_dir>/<run name>/version_<N>`. One process holds it, by a lock that ends with the process.
+It is `<save_dir>/<run name>/version_<N>`. One process holds it, with a lock that ends with the process.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from looped_lm.runs.lightning_internals import purge_after, version_given, write
 AUTO = "auto"
 CHECKPOINTS = "checkpoints"
 LOCK_SECONDS = 10.0
-"""How long a taken folder is waited for: workers of a killed process may outlive it."""
-_MAKE_ROOM = "Make room, or see who may write there, and give the same command again."
+"""How long to wait for a folder that is taken: workers of a killed process may outlive it."""
+_MAKE_ROOM = "Make room, or check who may write there, and give the same command again."
 _ANOTHER_PLACE = "Choose another place with the logger's save_dir, or make room; nothing was changed."
 _VERSION = re.compile(r"version_(\d+)")
 #: Keys that may differ between the parts of one run; the module compares its own hyperparameters.
@@ -44,7 +44,7 @@ def versions(root: Path) -> list[Path]:
 
 
 def new_version(root: Path) -> Path:
-    """A version folder that did not exist, another for each process; a UserError if it cannot be made."""
+    """A new version folder, a different one for each process; UserError if it cannot be made."""
     with failing_with(_ANOTHER_PLACE, root):
         root.mkdir(parents=True, exist_ok=True)
         taken = versions(root)
@@ -61,7 +61,7 @@ def held(folder: Path) -> Iterator[None]:
     """Keep other processes out of a folder.
 
     Raises:
-        UserError: another process writes there (it is named), or the folder cannot be made or written to.
+        UserError: another process, which is named, writes there, or the folder cannot be made or written to.
     """
     owner, lock = folder / ".owner", FileLock(folder / ".lock")
     with failing_with(_ANOTHER_PLACE, folder):
@@ -71,12 +71,12 @@ def held(folder: Path) -> Iterator[None]:
         except Timeout:
             by = owner.read_text(encoding="utf-8") if owner.is_file() else "another process"
             raise UserError(
-                f"{folder} is being written by {by}: wait for it or stop it. A run of its own needs no --ckpt_path or "
-                "--resume, or another --run_name."
+                f"{folder} is being written by {by}: wait for it or stop it. For a separate run, leave out --ckpt_path "
+                "and --resume, or give another --run_name."
             ) from None
     try:
         now = datetime.datetime.now().isoformat(sep=" ", timespec="seconds")
-        with suppress(OSError):  # The lock counts; whose it is only explains.
+        with suppress(OSError):  # Only the lock counts; the owner is for the message.
             owner.write_text(f"process {os.getpid()} on {platform.node()} since {now}", encoding="utf-8")
         yield
     finally:
@@ -85,7 +85,7 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def clean(checkpoints: Path) -> None:
-    """Remove what a killed process was writing."""
+    """Remove the unfinished files of a killed process."""
     for partial in checkpoints.glob(f"*{PARTIAL}"):
         partial.unlink(missing_ok=True)
 
@@ -100,14 +100,14 @@ def newest_of_run(root: Path) -> tuple[Stored | None, dict[Path, str]]:
 
 
 def go_on_after(logger: Logger, step: int, writes: bool) -> None:
-    """Have a logger that has not written yet keep its folder's rows up to `step`.
+    """Make a logger that has not written yet keep the rows in its folder up to `step`.
 
-    Later ones exist where a run was killed: the resumed one writes them again. `writes`: this process does.
+    A killed run leaves later rows, which the resumed run writes again. `writes`: whether this process writes logs.
     """
     purge_after(logger, step)
     if not (isinstance(logger, CSVLogger) and writes):
         return
-    # Lightning's writer deletes the file that it finds; a kill leaves the rows in one of the two.
+    # Lightning's writer deletes the file that it finds; after a kill the rows are in one of the two files.
     path = Path(logger.log_dir) / "metrics.csv"
     before = path.with_name("metrics.csv.before")
     if path.is_file():
@@ -129,11 +129,11 @@ def go_on_after(logger: Logger, step: int, writes: bool) -> None:
 class RunFolder:
     """Finds a run's folder and the checkpoint that it goes on from, and holds it while the run writes.
 
-    Every process looks at the same files; only the first one makes, locks and cleans folders.
+    Every process looks at the same files; only rank zero makes, locks and cleans folders.
 
     Args:
         trainer: its loggers and checkpoint callbacks get the run's folder.
-        run_name: names the folder where no logger that writes files does, in the loggers' `save_dir` if one has that.
+        run_name: the folder's name if no logger writes files; it is then in a logger's `save_dir`, if one has that.
         resume: None, "auto" (the newest whole checkpoint of the run, or a fresh start), or a run's folder.
         ckpt_path: a checkpoint to go on from.
 
@@ -147,9 +147,9 @@ class RunFolder:
         self._loggers = [x for x in trainer.loggers if isinstance(x, TensorBoardLogger | CSVLogger)]
         saves = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
         self._free = [c for c in saves if c.dirpath is None]
-        # Two callbacks may share one.
+        # Two callbacks may share a folder.
         self._fixed = list(dict.fromkeys(Path(c.dirpath).resolve() for c in saves if c.dirpath is not None))
-        # Loggers of a service (W&B and others) have a folder for all runs, if any.
+        # Loggers of a service (W&B and others) have one folder for all runs, if any.
         shared = next((x.save_dir for x in trainer.loggers if x.save_dir), trainer.default_root_dir)
         root = self._loggers[0].root_dir if self._loggers else str(Path(shared) / run_name)
         #: Object stores are left to Lightning: they have neither locks nor half-written files.
@@ -159,10 +159,12 @@ class RunFolder:
             told = "Both --resume and --ckpt_path are given: --resume finds the checkpoint itself. Leave one out."
             raise UserError(told)
         if resume and not self.local:
-            raise UserError(f"--resume looks into local folders, and {root} is none: give --ckpt_path URL.")
-        #: The run's; None before `hold` makes a new one, which only the process that writes may know.
+            raise UserError(
+                f"--resume looks into local folders, and {root} is not one: give --ckpt_path URL."
+            )
+        #: The run's folder; None until `hold` makes a new one, which only the process that writes knows.
         self.folder: Path | None = None
-        #: To go on from; None for a fresh start.
+        #: The checkpoint to go on from; None for a fresh start.
         self.checkpoint: Stored | None = None
         #: Checkpoints that cannot be used, with the reason.
         self.damaged: dict[Path, str] = {}
@@ -179,15 +181,15 @@ class RunFolder:
         if folder.is_dir() and folder.resolve().parent != self._root.resolve():
             run, place = folder.resolve().parent.name, folder.parent.parent
             raise UserError(
-                f"resume {str(folder)!r} is a folder of another run than this one, which writes into {self._root}: "
-                f"give --run_name {run}, and {place} as the logger's save_dir."
+                f"resume {str(folder)!r} belongs to another run; this one writes into {self._root}: give "
+                f"--run_name {run}, and {place} as the logger's save_dir."
             )
         self.folder = folder
         self.checkpoint, self.damaged = newest_whole(folder / CHECKPOINTS)
         if self.checkpoint is None:
             why = "".join(f"\n  {reason}" for reason in self.damaged.values())
             raise UserError(
-                f"resume {str(folder)!r} is no folder of a run with a whole checkpoint in its {CHECKPOINTS}/. Give "
+                f"resume {str(folder)!r} is not a run's folder with a whole checkpoint in its {CHECKPOINTS}/. Give "
                 f"runs/NAME/version_N, or auto.{why}"
             )
 
@@ -197,10 +199,10 @@ class RunFolder:
         if later:
             self.folder = None
             told = f"{given.path} is not the last checkpoint of its run ({later[0].path.name} is later)"
-            say(self._trainer, f"{told}: the run goes on in a folder of its own.")
+            say(self._trainer, f"{told}: the run goes on in a new folder.")
 
     def _folder_of(self, stored: Stored | None) -> Path | None:
-        """The run folder that holds a checkpoint, if it is one of this run's."""
+        """The run folder that holds a checkpoint, if it is one of this run's folders."""
         if stored is None or stored.path.parent.name != CHECKPOINTS:
             return None
         folder = stored.path.parent.parent
@@ -219,7 +221,7 @@ class RunFolder:
             with failing_with(_MAKE_ROOM, self.folder):
                 for checkpoints in (self.folder / CHECKPOINTS, *self._fixed):
                     clean(checkpoints)
-                # New ones of the same step can then take their names.
+                # New checkpoints of the same steps can then take their names.
                 for path in self.damaged:
                     path.replace(path.with_name(f"{path.name}.damaged"))
         if self.folder is not None:
@@ -254,10 +256,10 @@ class RunFolder:
             )
 
     def report(self, resume: str | None, config: dict[str, Any]) -> None:
-        """Say where the run goes on and how its configuration differs from the one that wrote the checkpoint.
+        """Say where the run goes on, and how its configuration differs from that of the checkpoint.
 
         Raises:
-            UserError: `resume="auto"` found a run of another seed.
+            UserError: `resume="auto"` found a run with another seed.
         """
         found = self.checkpoint
         for reason in self.damaged.values():
@@ -272,8 +274,8 @@ class RunFolder:
         if resume == AUTO and recorded and seeds[0] != seeds[1]:
             raise UserError(
                 f"{found.path} was trained with seed_everything {seeds[0]}, and {seeds[1]} is given: that is another "
-                "run. Give it another --run_name, or the same seed, or --resume FOLDER to go on with that one "
-                "regardless."
+                "run. Give another --run_name, or the same seed, or --resume FOLDER to go on with the run that is "
+                "there regardless."
             )
         changed = [f"\n  {d}" for d in differences(recorded, config) if not d.key.startswith(_NOT_COMPARED)]
         if recorded and changed:

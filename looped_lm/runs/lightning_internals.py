@@ -1,6 +1,6 @@
 """Every private part of Lightning (2.6.6) that this project touches, each behind a function.
 
-`tests/looped_lm/runs/test_lightning_internals.py` fails where one of them moves, and where another file touches one.
+`tests/looped_lm/runs/test_lightning_internals.py` fails if one of them moves, or if another file touches one.
 Loops, their counters and their limits are undocumented and count as private.
 """
 
@@ -17,7 +17,7 @@ from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO as WrappingCheckpointIO
 from torch import Tensor
 
-# Strategies ask for this class; a public `CheckpointIO` around another is refused.
+# Strategies require this class; they refuse a public `CheckpointIO` that wraps another.
 __all__ = ["WrappingCheckpointIO"]
 
 
@@ -27,12 +27,12 @@ def version_given(logger: TensorBoardLogger | CSVLogger) -> int | str | None:
 
 
 def write_into(logger: TensorBoardLogger | CSVLogger, version: str) -> None:
-    """Have a logger write into another version's folder; only the constructor takes `version`."""
+    """Make a logger write into another version's folder; only the constructor takes `version`."""
     logger._version = version
 
 
 def purge_after(logger: Logger, step: int) -> None:
-    """Have readers of TensorBoard's files leave out earlier rows after `step`; only the constructor takes it."""
+    """Make readers of TensorBoard's files drop old rows after `step`; only the constructor takes this."""
     if isinstance(logger, TensorBoardLogger):
         logger._kwargs["purge_step"] = step + 1
 
@@ -43,7 +43,7 @@ def set_max_steps(trainer: L.Trainer, steps: int) -> None:
 
 
 def start_without_steps(trainer: L.Trainer) -> None:
-    """Have fit call `on_train_start` although no step is left; it would return before that."""
+    """Make fit call `on_train_start` although no step is left; otherwise it would return first."""
     # The limit is one step higher until the loop resets itself, just before `on_train_start`.
     loop, steps = trainer.fit_loop, trainer.max_steps
     reset = loop.reset
@@ -58,12 +58,12 @@ def start_without_steps(trainer: L.Trainer) -> None:
 
 
 def batches_begun(trainer: L.Trainer) -> int:
-    """Micro-batches since training began, the present one included; hooks are told those of the epoch."""
+    """Micro-batches since training began, including the current one; hooks get those of the epoch only."""
     return trainer.fit_loop.epoch_loop.batch_progress.total.ready
 
 
 def take_steps_back(trainer: L.Trainer, checkpoint: Mapping[str, Any]) -> None:
-    """Set the counters of optimizer steps to a checkpoint's; those of batches go on."""
+    """Set the counters of optimizer steps to a checkpoint's; the counters of batches go on."""
     loop, saved = trainer.fit_loop.epoch_loop, checkpoint["loops"]["fit_loop"]
     optimizers = saved["epoch_loop.automatic_optimization.optim_progress"]
     loop.automatic_optimization.optim_progress.load_state_dict(optimizers)
@@ -81,12 +81,12 @@ def validate_now(trainer: L.Trainer) -> None:
 
 
 def reload_validation_data(trainer: L.Trainer) -> None:
-    """Have the next validation ask for its loader again; by a setting it can in epochs only."""
+    """Make the next validation ask for its loader again; the public setting counts epochs."""
     trainer.fit_loop.epoch_loop.val_loop._combined_loader = None
 
 
 def validation_progress(trainer: L.Trainer) -> tuple[int, float]:
-    """Batches of the validation that runs: those begun, and all; hooks are told one loader's."""
+    """Batches of the current validation: those begun, and the total; hooks get one loader's only."""
     loop = trainer.fit_loop.epoch_loop.val_loop
     return loop.batch_progress.current.ready, sum(loop.max_batches)
 
@@ -102,19 +102,19 @@ def leave_signals_alone(trainer: L.Trainer) -> None:
 
 
 def take_sigterm(trainer: L.Trainer) -> bool:
-    """Whether Lightning's handler has received a SIGTERM, which it then forgets."""
+    """Whether Lightning's handler has received a SIGTERM; the handler forgets it."""
     received = trainer.received_sigterm
     trainer._signal_connector.received_sigterm = False
     return received
 
 
 def is_attached(module: L.LightningModule) -> bool:
-    """Whether a module has a trainer; the public `trainer` raises where it has none."""
+    """Whether a module has a trainer; the public `trainer` raises if it has none."""
     return module._trainer is not None
 
 
 def save_now(saver: ModelCheckpoint, trainer: L.Trainer) -> str | None:
-    """Have a checkpoint callback save this step as one of its own, once; None if it keeps those it has."""
+    """Make a checkpoint callback save this step, once; its path, or None if the callback keeps those it has."""
     # `Trainer.save_checkpoint` would leave a file that the callback neither counts nor removes.
     if not saver._should_skip_saving_checkpoint(trainer):
         saver._save_topk_checkpoint(trainer, saver._monitor_candidates(trainer))
@@ -127,17 +127,17 @@ class NewestCheckpoints(ModelCheckpoint):
     def _save_topk_checkpoint(self, trainer: L.Trainer, monitor_candidates: dict[str, Tensor]) -> None:
         path = self.format_checkpoint_name(monitor_candidates)
         if path in self.best_k_models:
-            # This run's own of this step, from before the validation that has come since.
+            # This run saved this step before; a validation has run since.
             self._save_checkpoint(trainer, path)
         else:
             super()._save_topk_checkpoint(trainer, monitor_candidates)
 
     def _should_remove_checkpoint(self, trainer: L.Trainer, previous: str, current: str) -> bool:
-        # Lightning keeps the one that was resumed from; here it is one of the run's own like any other.
+        # Lightning keeps the one that the run resumed from; here it is removed like any other.
         return previous != current
 
     def _save_checkpoint(self, trainer: L.Trainer, filepath: str) -> None:
-        # A run that goes on from here does not log earlier steps again: loggers must not hold them back.
+        # A run that goes on from here does not log earlier steps again, so loggers must write them now.
         for logger in trainer.loggers:
             logger.save()
         super()._save_checkpoint(trainer, filepath)
@@ -147,7 +147,7 @@ class NewestCheckpoints(ModelCheckpoint):
 
 
 def peak_flops_table() -> Mapping[str, Mapping[Any, float]]:
-    """Peak FLOPs/s by name of a GPU and dtype; the public function knows the GPU that is there only."""
+    """Peak FLOPs/s by GPU name and dtype; the public function answers for an installed GPU only."""
     from lightning.fabric.utilities.throughput import _CUDA_FLOPS
 
     return _CUDA_FLOPS

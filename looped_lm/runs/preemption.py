@@ -1,4 +1,4 @@
-"""A run that a signal ended: what it left, the status it exits with, and the way back into the queue.
+"""A run that a signal ended: what it left, its exit status, and the way back into the queue.
 
 Only the standard library is imported here: the command line needs this before torch is loaded.
 """
@@ -26,13 +26,13 @@ SLURM sends it on `scancel`, when nobody wants the job back, and when SLURM requ
 class Preempted(SystemExit):
     """A signal stopped the run. Uncaught, it ends the process with EXIT_STATUS and without a traceback.
 
-    Only rank zero reports EXIT_STATUS: a launcher kills the others of a run as soon as one of them fails.
+    Only rank zero reports EXIT_STATUS: a launcher kills the other processes as soon as one of them fails.
 
     Args:
         signum: the signal.
         step: optimizer steps done; None before training began.
-        checkpoint: where they are saved; None if there was nothing to save.
-        rank: of this process.
+        checkpoint: where these steps are saved; None if there was nothing to save.
+        rank: rank of this process.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Preempted(SystemExit):
         if self.step is None:
             return f"stopped by {self.signum.name} before training began; there was nothing to save."
         if self.checkpoint is None:
-            return f"stopped by {self.signum.name} after step {self.step}; nothing was to be saved."
+            return f"stopped by {self.signum.name} after step {self.step}; there was nothing to save."
         return f"stopped by {self.signum.name} after step {self.step}, saved in {self.checkpoint}."
 
     @property
@@ -55,7 +55,7 @@ class Preempted(SystemExit):
 
 
 def requeue_job() -> str | None:
-    """Ask SLURM to run this job again; what came of it in words, or None outside of a job."""
+    """Ask SLURM to run this job again; the outcome in words, or None outside a job."""
     job = os.environ.get("SLURM_JOB_ID")
     if job is None:
         return None
@@ -73,7 +73,7 @@ def requeue_job() -> str | None:
 
 @contextmanager
 def answered(signals: Iterable[signal.Signals], answer: Callable[[int], None]) -> Iterator[None]:
-    """Have this process, but no forked child, call `answer` on signals; threads change nothing."""
+    """Call `answer` on signals to this process, not to forked children. No effect outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -95,7 +95,7 @@ def answered(signals: Iterable[signal.Signals], answer: Callable[[int], None]) -
 
 
 def stopped_before_training() -> AbstractContextManager[None]:
-    """Until training installs handlers of its own, SIGTERM and the requeue signals raise Preempted.
+    """Until training installs its own handlers, SIGTERM and the requeue signals raise Preempted.
 
     A scheduler must learn that the run wants to start again. SIGINT stays Python's KeyboardInterrupt.
     """
@@ -107,7 +107,7 @@ def stopped_before_training() -> AbstractContextManager[None]:
 
 
 def report(stop: Preempted) -> int:
-    """Tell how a stopped run goes on, requeue it where that is wanted; its exit status."""
+    """Tell how a stopped run can go on, requeue it if wanted, and return its exit status."""
     if stop.rank == 0:
         lines = [str(stop)]
         if stop.checkpoint is not None:

@@ -334,7 +334,7 @@ def test_a_broken_or_missing_checkpoint_is_named(run_cli: Any, trained: Path, ti
     assert status == 1 and "cut.ckpt cannot be read as a checkpoint" in out
     torch.save({"weights": 1}, cut)
     status, out = run_cli("validate", *options, "--ckpt_path", str(cut))
-    assert status == 1 and "no checkpoint of a LoopedLM: it has no state_dict" in out
+    assert status == 1 and "not a checkpoint of a LoopedLM: it has no state_dict" in out
 
 
 def test_results_are_never_overwritten(run_cli: Any, trained: Path, tiny_data_dir: Path) -> None:

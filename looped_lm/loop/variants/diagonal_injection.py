@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from looped_lm.common.errors import UserError
 from looped_lm.loop.injection import Injection
 
-#: Smallest decay rate: exp(-rate) stays below 1 in fp32, too, whatever the parameters.
+#: Smallest decay rate: it keeps exp(-rate) below 1 even in fp32, whatever the parameters.
 RATE_FLOOR = 1e-6
 
 

@@ -13,15 +13,15 @@ from looped_lm.loop.lanes import HyperConnectionLanes
 
 #: First weight of a recurrence's leading lane; the others share the rest. Sigmoids cannot start one-hot.
 LEADING = 0.9
-#: Keeps the rounding's quotient finite; rows then miss 1 by at most this.
+#: Keeps the quotient in the rounding finite; sums of rows then miss 1 by at most this.
 ROUNDING_FLOOR = 1e-6
 
 
 def doubly_stochastic(logits: Tensor, iterations: int) -> Tensor:
     """Doubly stochastic matrices (...,K,K) from any logits (...,K,K): Sinkhorn-Knopp on exp(logits), then rounding.
 
-    The rounding (arXiv 1705.09634, algorithm 2) helps near permutations: rows and columns sum to 1 within 2e-6, never
-    above it but for the last bit.
+    The rounding (arXiv 1705.09634, algorithm 2) helps near permutations: rows and columns then sum to 1 within 2e-6,
+    and exceed 1 in the last bit at most.
     """
     p = logits.to(torch.promote_types(logits.dtype, torch.float32))
     for _ in range(iterations):
@@ -40,9 +40,9 @@ class DoublyStochasticLanes(HyperConnectionLanes):
 
     alpha_i = sigmoid(.), beta_i = 2·sigmoid(.), M_i = Sinkhorn-Knopp(exp(.)), which starts near the identity.
 
-    A doubly stochastic matrix keeps equal lanes and the sum of the lanes: on copies of the prelude's output the first
-    M_i could never train, under a plain sum at the end neither could the last. So the prelude writes and the coda reads
-    with weights of their own. Parameters: r (K² + 2K) + 2K.
+    A doubly stochastic matrix preserves equal lanes and the sum of the lanes. If all lanes began as the prelude's
+    output, the first M_i could never train; if the coda read their plain sum, the last could not either. So the prelude
+    writes, and the coda reads, with separate weights. Parameters: r (K² + 2K) + 2K.
 
     Args:
         d_model: width d.
@@ -81,5 +81,5 @@ class DoublyStochasticLanes(HyperConnectionLanes):
         return (2.0 * self.entry.sigmoid()).view(-1, *(1,) * s.dim()) * s
 
     def reduce(self, state: Tensor) -> Tensor:
-        # A weighted sum, not a product: autocast would take that to bf16.
+        # A weighted sum, not a matrix product, which autocast would run in bf16.
         return (self.exit.sigmoid().view(-1, *(1,) * (state.dim() - 1)) * state).sum(dim=0)

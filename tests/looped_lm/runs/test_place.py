@@ -89,7 +89,7 @@ def test_a_checkpoint_by_path(run_cli: Any, in_folder: Path, tiny_data_dir: Path
         assert status == 1 and "version_0 is being written by process" in out, out
 
     status, out = run_cli(*command, "--ckpt_path", str(CHECKPOINTS / "step=000002.ckpt"))
-    assert status == 0 and "(step=000004.ckpt is later): the run goes on in a folder of its own" in out, out
+    assert status == 0 and "(step=000004.ckpt is later): the run goes on in a new folder" in out, out
     assert names()[-1] == "step=000004.run.json" and "version_1" in out
 
     status, out = run_cli(*command, "--ckpt_path", str(last))
@@ -136,7 +136,7 @@ def test_two_checkpoint_callbacks_may_share_a_folder(
     "options, says",
     [
         (["--resume=auto", "--ckpt_path=own.ckpt"], "'own.ckpt' is not a file"),
-        (["--resume=nowhere"], "resume 'nowhere' is no folder of a run with a whole checkpoint"),
+        (["--resume=nowhere"], "resume 'nowhere' is not a run's folder with a whole checkpoint"),
         (["--trainer.logger.version=3"], "version_3 holds results already, and they are not overwritten"),
         (
             ["--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.dirpath=taken"],
