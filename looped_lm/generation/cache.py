@@ -1,7 +1,7 @@
 """The key/value cache of a looped model, and early exit from its loop.
 
 B batch rows, T tokens of one pass, S capacity in tokens, g key/value heads, c = head_dim, d = d_model, V vocabulary,
-r recurrences, k slots. Source of both: arXiv 2502.05171, sections on KV-cache sharing and zero-shot adaptive compute.
+r recurrences, k slots. Source: arXiv 2502.05171, sections on KV-cache sharing and zero-shot adaptive compute.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from looped_lm.common.errors import UserError
 class KVCache:
     """Keys and values of the tokens so far, for rows of different lengths.
 
-    Prelude and coda have one slot, the block's layers k: recurrence i reads and writes slot i mod k. With k = r,
-    decoding computes what a pass over the whole text computes. With fewer slots, a recurrence sees earlier tokens at
-    the last recurrence of its slot; that saves memory, and results drift.
+    Prelude and coda have one slot, the block's layers have k: recurrence i reads and writes slot i mod k. With k = r,
+    decoding computes what a pass over the whole text computes. With fewer slots, a recurrence sees earlier tokens as
+    they were at the last recurrence that used its slot: this saves memory, and results drift.
 
-    Rows are padded on the right, so that the pass over the prompts is one as in training; later tokens overwrite the
-    padding. Injection, lanes and residuals must act on each token alone.
+    Rows are padded on the right, so that the pass over the prompts is the same as in training; later tokens overwrite
+    the padding. Injection, lanes and residuals must act on each token alone.
 
     Args:
         rows, capacity, num_recurrences: B, S and r of every pass.
@@ -52,13 +52,13 @@ class KVCache:
         #: None in the pass over the prompts, which runs all recurrences.
         self.exit: EarlyExit | None = None
         self.positions: Tensor
-        #: None in that pass: since padding comes last, plain causal attention does.
+        #: None in that pass: since padding comes last, plain causal attention is enough.
         self.mask: Tensor | None = None
 
     def begin(self, positions: Tensor, end: int, live: Tensor | None = None) -> None:
         """Announce a pass over tokens at these positions of each row, int64 (B,T). The first starts at 0.
 
-        `end` is one more than the largest. An early exit waits for `live` rows, bool (B,); None: for all.
+        `end` is the largest position + 1. An early exit waits for `live` rows, bool (B,); None: for all.
         """
         if self.filled:
             keys = torch.arange(end, device=positions.device)
@@ -88,7 +88,7 @@ class KVCache:
 
 
 class KVSlot:
-    """One slot, as layers receive it; a gated one takes nothing from rows that have left the loop."""
+    """One slot, as layers receive it; a gated one stores nothing from rows that have left the loop."""
 
     def __init__(self, cache: KVCache, index: int, gated: bool) -> None:
         self.cache, self.index, self.gated = cache, index, gated
@@ -116,9 +116,9 @@ class KVSlot:
 
 
 class ExitRule(ABC):
-    """Says when a row's state has settled: its last change is below a positive threshold.
+    """Says when a row's state has settled: when its last change is below a positive threshold.
 
-    Only decoding exits early, one token of a row at a time, and no row depends on the others.
+    Only decoding, which adds one token to a row at a time, exits early. No row depends on the others.
     """
 
     def __init__(self, threshold: float) -> None:
@@ -128,7 +128,7 @@ class ExitRule(ABC):
 
     @abstractmethod
     def look(self, state: Tensor, logits: Callable[[Tensor], Tensor]) -> Tensor:
-        """What to compare, from the state (B,1,d) for the coda; `logits` runs coda and head on it."""
+        """What to compare, from the state (B,1,d) for the coda; `logits` runs coda and head on the state."""
 
     @abstractmethod
     def change(self, before: Tensor, after: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ class ExitRule(ABC):
 class RelativeChange(ExitRule):
     """‖s_i - s_{i-1}‖ / ‖s_i‖ of the state that the coda would read.
 
-    `loop/change_i` of a run is something else: relative to ‖s_{i-1}‖, over all lanes and training rows.
+    The curve `loop/change_<i>` of a training run differs: it is relative to ‖s_{i-1}‖, over all lanes.
     """
 
     def look(self, state: Tensor, logits: Callable[[Tensor], Tensor]) -> Tensor:
@@ -178,7 +178,7 @@ class EarlyExit:
         self._before: Tensor
 
     def settled(self, i: int, state: Tensor, logits: Callable[[Tensor], Tensor]) -> bool:
-        """Take note of the state (B,1,d) after recurrence `i`; returns whether all rows have left."""
+        """Take in the state (B,1,d) after recurrence `i`; return whether all rows have left."""
         self.output = state if i == 0 else torch.where(self.active[:, None, None], state, self.output)
         self.used += self.active
         seen = self.rule.look(state, logits)

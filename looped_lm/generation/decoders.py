@@ -1,4 +1,4 @@
-"""Next-token logits for growing rows of tokens, with the cache or without.
+"""Next-token logits for growing rows of tokens, with or without the cache.
 
 B batch rows, V vocabulary. A row is a list of token ids; rows may differ in length.
 """
@@ -21,7 +21,7 @@ def check_ids(model: LoopedTransformer, ids: Sequence[int]) -> None:
     if not 0 <= min(ids) <= max(ids) < model.vocab_size:
         raise UserError(
             f"A prompt has the ids {min(ids)} to {max(ids)}; the model knows 0 to {model.vocab_size - 1}. Use the "
-            "tokenizer it was trained with."
+            "tokenizer that the model was trained with."
         )
 
 
@@ -35,7 +35,7 @@ class Decoder(ABC):
         num_recurrences: recurrences of every pass; None: the model's own count.
 
     Raises:
-        UserError: a row is missing or empty, ids are unknown, or the model cannot run the count.
+        UserError: there is no row, or an empty one; ids are unknown; or the model cannot run the count.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Decoder(ABC):
 
 
 class UncachedDecoder(Decoder):
-    """Runs the model over the whole of every row for each token."""
+    """Runs the model over all of every row for each new token."""
 
     def logits(self, live: Tensor | None = None) -> Tensor:
         hidden = self.model.hidden(self.tokens[:, : self.longest], self.num_recurrences)

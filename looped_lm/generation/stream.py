@@ -14,7 +14,7 @@ from looped_lm.generation.decoders import Decoder
 from looped_lm.model.transformer import LoopedTransformer
 from looped_lm.sharing.load import TextTokenizer
 
-#: Differences of logits divided by this stay finite in fp32, and nothing colder differs from greedy.
+#: Lowest temperature that counts: logits divided by it stay finite in fp32, and colder ones equal greedy.
 _COLDEST = 1e-30
 #: Tokens of a prompt to decode with its continuation: a decoder may drop the space that begins a text.
 _SEEN = 8
@@ -26,7 +26,7 @@ def with_bos(tokenizer: TextTokenizer, texts: Sequence[str]) -> list[list[int]]:
 
 
 def known_ids(model: LoopedTransformer, tokenizer: TextTokenizer) -> int:
-    """How many ids both the model and its tokenizer know. No others may be drawn."""
+    """How many ids both the model and its tokenizer know. Only these may be drawn."""
     return min(model.vocab_size, tokenizer.vocab_size)
 
 
@@ -41,13 +41,13 @@ def continuation(tokenizer: TextTokenizer, prompt: Sequence[int], new: Sequence[
 
 @dataclass(frozen=True)
 class Sampling:
-    """Temperature, then top-k, then top-p, in the customary order.
+    """How tokens are drawn: temperature, then top-k, then top-p, in the customary order.
 
     Args:
         temperature: divides the logits; 0 always takes the most likely token.
         top_k: sample among this many most likely tokens; None: all.
         top_p: sample among the fewest tokens that together have this probability; None: all.
-        seed: of the draws. Every row has its own stream of random numbers, whatever the other rows are.
+        seed: seed of the draws. Every row has its own stream of random numbers, whatever the other rows are.
 
     Raises:
         UserError: a value is out of range, or top_k or top_p is given at temperature 0.
@@ -110,7 +110,7 @@ class Sampling:
 class Step:
     """What one step added to every row: a token, its log-probability and the recurrences that predicted it.
 
-    Log-probabilities are in nats, before temperature, top-k and top-p. Rows that had ended before have None.
+    Log-probabilities are in nats, before temperature, top-k and top-p. Rows that had already ended have None.
     """
 
     tokens: list[int | None]
@@ -126,13 +126,13 @@ def stream(
     stop_token: int | None = None,
     vocab_size: int | None = None,
 ) -> Iterator[Step]:
-    """Yield a step per new token until every row has ended.
+    """Yield one step per new token until every row has ended.
 
     Args:
         decoder: holds the rows and predicts their next tokens.
         max_new_tokens: largest number of steps.
         sampling: how tokens are chosen; None: always the most likely one.
-        stop_token: ends a row and is its last token; None: rows end with the steps.
+        stop_token: ends a row and is its last token; None: rows end after `max_new_tokens`.
         vocab_size: only ids below this are chosen; None: all.
     """
     sampling = Sampling() if sampling is None else sampling
@@ -172,7 +172,7 @@ class Generated:
 
 @dataclass(frozen=True)
 class Drift:
-    """Mean and largest |Δ log p| of the chosen `tokens` by shortcuts (KV budget, early exit), in nats."""
+    """Mean and largest |Δ log p| (nats) of the chosen `tokens`, caused by a KV budget or an early exit."""
 
     mean: float
     largest: float
@@ -189,7 +189,7 @@ def drift(decoder: Decoder, generated: Generated, vocab_size: int | None = None)
     for row, length, new, stored in zip(
         decoder.tokens, decoder.lengths, generated.tokens, generated.log_probs, strict=True
     ):
-        # Rows that ended early have grown by as many tokens as the longest continuation has, too.
+        # Rows that ended early have also grown by as many tokens as the longest continuation has.
         start = int(length) - max(map(len, generated.tokens))
         with torch.compiler.set_stance("force_eager"):
             hidden = decoder.model.hidden(row[None, : start + len(new) - 1], decoder.num_recurrences)

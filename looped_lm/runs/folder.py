@@ -159,9 +159,7 @@ class RunFolder:
             told = "Both --resume and --ckpt_path are given: --resume finds the checkpoint itself. Leave one out."
             raise UserError(told)
         if resume and not self.local:
-            raise UserError(
-                f"--resume looks into local folders, and {root} is not one: give --ckpt_path URL."
-            )
+            raise UserError(f"--resume looks into local folders; {root} is not one: give --ckpt_path URL.")
         #: The run's folder; None until `hold` makes a new one, which only the process that writes knows.
         self.folder: Path | None = None
         #: The checkpoint to go on from; None for a fresh start.
@@ -181,8 +179,8 @@ class RunFolder:
         if folder.is_dir() and folder.resolve().parent != self._root.resolve():
             run, place = folder.resolve().parent.name, folder.parent.parent
             raise UserError(
-                f"resume {str(folder)!r} belongs to another run; this one writes into {self._root}: give "
-                f"--run_name {run}, and {place} as the logger's save_dir."
+                f"resume {str(folder)!r} belongs to another run; this one writes into {self._root}: give --run_name "
+                f"{run}, and {place} as the logger's save_dir."
             )
         self.folder = folder
         self.checkpoint, self.damaged = newest_whole(folder / CHECKPOINTS)

@@ -1,7 +1,7 @@
 """A model as a folder to share: model.safetensors, config.json and, where known, its tokenizer's file.
 
-Neither Lightning nor a pickle is needed to read it. config.json names every component by class path, so a user's own
-must be installed where the folder is read.
+Reading it needs neither Lightning nor pickle. config.json names every component by class path, so a user's own
+components must be installed where the folder is read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
 def sha256(tokenizer: Any) -> str:
-    """Of a tokenizer's stored form (hex): equal ones make equal ids of equal text."""
+    """Hash (hex) of a tokenizer's stored form: equal hashes mean equal ids for equal text."""
     return hashlib.sha256(tokenizer.serialized()[1]).hexdigest()
 
 
@@ -53,11 +53,11 @@ def save_pretrained(model: LoopedTransformer, folder: str | Path, tokenizer: Any
     with new_folder(folder) as aside:
         for name, content in files.items():
             (aside / name).write_bytes(content)
-        # safetensors writes a tensor's storage as it is in memory.
+        # safetensors writes a tensor's storage as it is in memory, so it must be contiguous.
         tensors = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
         try:
             save_file(tensors, aside / WEIGHTS, metadata={"format": "pt"})
         except SafetensorError as error:
-            # The system's reason is in its text alone.
+            # Only the text of the error has the system's reason.
             raise OSError(str(error)) from error
     return folder

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class TextTokenizer(Protocol):
-    """What is needed of a tokenizer; `datamodules.Tokenizer` has it.
+    """What a tokenizer must offer; `datamodules.Tokenizer` does.
 
-    `encode` leaves BOS out, `serialized` gives file name and content of the stored form, and `settings` class_path and
-    what else the class's `load(folder, settings)` needs.
+    `encode` leaves BOS out, `serialized` gives file name and content of the stored form, and `settings` the class_path
+    and whatever else the class's `load(folder, settings)` needs.
     """
 
     vocab_size: int
@@ -46,7 +46,7 @@ def load_model(path: str | Path) -> LoopedTransformer:
     Raises:
         UserError: there is nothing at `path`, or it is neither.
     """
-    # A folder needs no Lightning.
+    # Reading a folder does not need Lightning.
     return load_pretrained(path).eval() if Path(path).is_dir() else load_lm(path).model.eval()
 
 
@@ -76,21 +76,21 @@ def load_lm(path: str | Path) -> LoopedLM:
     try:
         return LoopedLM.load_from_checkpoint(path, map_location="cpu").eval()
     except TypeError as error:
-        # Unknown hyperparameters. What a component raises keeps its own line.
+        # Unknown hyperparameters only: what a component raises keeps its own line.
         if not str(error).startswith(("LoopedLM.__init__()", "LoopedTransformer.__init__()")):
             raise
         raise UserError(f"{path} cannot be loaded into a LoopedLM: {error}.") from error
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """config.json of an exported folder; UserError: it is missing or of another format."""
+    """config.json of an exported folder; UserError if it is missing or has another format."""
     path = Path(folder) / CONFIG
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{folder} is no exported model: its {CONFIG} cannot be read ({error}). `python -m looped_lm export` "
-            "writes such folders."
+            f"{folder} is not an exported model: its {CONFIG} cannot be read ({error}). "
+            "`python -m looped_lm export` writes such folders."
         ) from error
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         raise UserError(f"{path} does not describe a model of looped_lm: its format is not {FORMAT!r}.")
@@ -143,11 +143,11 @@ def _architecture(folder: Path) -> dict[str, Any]:
 
 
 def refuse_foreign(spec: Any, base: type, where: str) -> None:
-    """Refuse class paths of other things: a shared file must not make us call just anything."""
+    """Refuse class paths of anything but a `base`: a shared file must not make us call just anything."""
     path = spec.get("class_path") if isinstance(spec, Mapping) else None
     found = import_class(path) if isinstance(path, str) else None
     if not (inspect.isclass(found) and issubclass(found, base)):
-        raise UserError(f"{where} is {path!r}, which is no {base.__name__}.")
+        raise UserError(f"{where} is {path!r}, which is not a subclass of {base.__name__}.")
     for value in _nested(spec.get("init_args") or {}):
         refuse_foreign(value, Component, f"{where}, an argument of {path},")
 
@@ -180,16 +180,16 @@ def load_data(
     """The data module that a model was trained with, set up for Lightning's `stage`.
 
     Args:
-        path: checkpoint, which names its data, or exported folder, which does not. An embedded corpus that is not
-            there yet is prepared.
+        path: checkpoint, which names its data, or exported folder, which does not. The embedded corpus is prepared if
+            it is not there yet.
         given: class path of another data module, or class_path and init_args as YAML.
 
     Raises:
-        UserError: it is not known, or not at hand; the message ends with the way out.
+        UserError: the data is not known or not available; the message ends with the way out.
     """
     if given is None and not names_data(path):
         raise UserError(f"{path} does not say what data it was trained on. {way_out}")
-    with _at_hand(f"The data of {path}", way_out):
+    with _available(f"The data of {path}", way_out):
         spec = recorded_config(path)["data"] if given is None else _spec(given)
         data: LightningDataModule = as_instance(spec)
         data.prepare_data()
@@ -198,14 +198,14 @@ def load_data(
 
 
 @contextmanager
-def _at_hand(what: str, way_out: str) -> Iterator[None]:
-    """Tell what cannot be had, why, and what to do; a fault in code stays one."""
+def _available(what: str, way_out: str) -> Iterator[None]:
+    """Say what is not available, why, and what to do; a fault in code keeps its own error."""
     try:
         yield
     except Exception as error:
         if not for_users(error):
             raise
-        raise UserError(f"{what} is not at hand ({error}). {way_out}") from error
+        raise UserError(f"{what} is not available ({error}). {way_out}") from error
 
 
 def _spec(given: str) -> Any:
@@ -225,17 +225,17 @@ def load_tokenizer(path: str | Path, given: str | None = None, data: str | None 
 
     Args:
         path: checkpoint, whose data has the tokenizer, or exported folder.
-        given: class path of another, or class_path and init_args as YAML.
-        data: data module, as `load_data` takes it, whose tokenizer is taken where the file names none.
+        given: class path of another tokenizer, or class_path and init_args as YAML.
+        data: data module, as `load_data` takes it, whose tokenizer is used if `path` names none.
 
     Raises:
-        UserError: there is none to be found, or not the one that the file names.
+        UserError: no tokenizer is found, or not the one that the model was exported with.
     """
     if given is not None:
         tokenizer = as_instance(_spec(given))
         if not all(hasattr(tokenizer, name) for name in ("encode", "decode", "bos_id", "vocab_size")):
             raise UserError(
-                f"--tokenizer {given!r} gives a {type(tokenizer).__name__}, which is no tokenizer."
+                f"--tokenizer {given!r} gives a {type(tokenizer).__name__}, which is not a tokenizer."
             )
         return tokenizer
     way_out = (
@@ -251,18 +251,18 @@ def load_tokenizer(path: str | Path, given: str | None = None, data: str | None 
             raise UserError(f"{path} was exported without a tokenizer. {way_out}")
     module = load_data(path, None if path.is_file() and names_data(path) else data, "predict", way_out)
     if not hasattr(module, "load_tokenizer"):
-        raise UserError(f"{path} was trained on {type(module).__name__}, which knows no tokenizer. {way_out}")
-    with _at_hand(f"The tokenizer of {path}", way_out):
+        raise UserError(f"{path} was trained on {type(module).__name__}, which has no tokenizer. {way_out}")
+    with _available(f"The tokenizer of {path}", way_out):
         return module.load_tokenizer()
 
 
 def _exported_tokenizer(folder: Path, settings: Any, way_out: str) -> TextTokenizer:
-    """The tokenizer beside an exported model, from a class of tokenizers and nothing else."""
+    """The tokenizer beside an exported model; only classes of tokenizers are called."""
     name = settings.get("class_path") if isinstance(settings, dict) else None
     found = import_class(name) if isinstance(name, str) else None
     needed = ("encode", "decode", "serialized", "load")
     if not isinstance(found, type) or not all(callable(getattr(found, method, None)) for method in needed):
-        raise UserError(f"{folder}: the tokenizer is {name!r}, which is no class of tokenizers. {way_out}")
+        raise UserError(f"{folder}: the tokenizer is {name!r}, which is not a class of tokenizers. {way_out}")
     try:
         tokenizer: TextTokenizer = found.load(folder, settings)  # type: ignore[attr-defined]
     except Exception as error:
@@ -272,14 +272,14 @@ def _exported_tokenizer(folder: Path, settings: Any, way_out: str) -> TextTokeni
     stored, here = settings.get("sha256"), sha256(tokenizer)
     if stored not in (None, here):
         raise UserError(
-            f"The tokenizer of {folder} is not the one it was exported with (sha256 {here[:12]} in place of "
+            f"The tokenizer of {folder} is not the one it was exported with (sha256 {here[:12]} instead of "
             f"{str(stored)[:12]}). {way_out}"
         )
     return tokenizer
 
 
 def refuse_other_tokenizer(path: str | Path, data: LightningDataModule) -> None:
-    """Refuse data of another tokenizer than an exported folder's. A checkpoint's compares by itself."""
+    """Refuse data of another tokenizer than an exported folder's. For a checkpoint, the data module does."""
     settings = read_config(path).get("tokenizer") if Path(path).is_dir() else None
     if not settings or "sha256" not in settings or not hasattr(data, "load_tokenizer"):
         return
@@ -287,5 +287,5 @@ def refuse_other_tokenizer(path: str | Path, data: LightningDataModule) -> None:
     if found != settings["sha256"]:
         raise UserError(
             f"The data was prepared with another tokenizer (sha256 {found[:12]}) than the model of {path} was exported "
-            f"with ({settings['sha256'][:12]}): give --data prepared with the model's."
+            f"with ({settings['sha256'][:12]}): give --data prepared with the model's tokenizer."
         )

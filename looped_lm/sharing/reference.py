@@ -1,7 +1,7 @@
 """Checkpoints of the paper authors' public code (arXiv 2604.21106): names of tensors and keys of model_config.
 
-Tensors keep their bytes and their dtype. That code rounds the rotary tables to bfloat16, so a model read from it does,
-too (`rope_bf16`).
+Tensors keep their bytes and their dtype. That code rounds the rotary tables to bfloat16, so a model converted from it
+does the same (`rope_bf16`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _TOP = {
     "lanes.mixing": "lane_mixing",
     "lanes.beta": "lane_beta",
 }
-#: Value of `input_injection`: our injection and lanes.
+#: Our injection and lanes for each value of `input_injection`.
 _INJECTIONS: dict[str, tuple[type[Injection], type[Lanes]]] = {
     "inject_init_prelude": (LinearInjection, SingleLane),
     "additive": (AdditiveInjection, SingleLane),
@@ -57,7 +57,7 @@ CONFIG_KEYS = (
 
 
 def refuse_other_keys(what: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Name, in a UserError, the keys that are unknown or missing."""
+    """Raise a UserError that names unknown and missing keys, if there are any."""
     differing = {"unknown": set(given) - set(known), "missing": set(known) - set(given)}
     parts = [f"{kind}: {', '.join(sorted(keys))}" for kind, keys in differing.items() if keys]
     if parts:
@@ -65,7 +65,7 @@ def refuse_other_keys(what: str, given: Iterable[str], known: Iterable[str]) -> 
 
 
 def reference_name(name: str) -> str:
-    """The reference code's name of one of our tensors (without `model.`); UserError: it has none."""
+    """The reference code's name of one of our tensors (without `model.`); UserError if it has none."""
     section, _, rest = name.partition(".")
     layer, _, inside = rest.partition(".")
     if section in _SECTIONS and inside in _IN_LAYER:
@@ -79,7 +79,7 @@ def architecture_from_reference(config: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of LoopedTransformer from a model_config, components as class_path and init_args.
 
     Raises:
-        UserError: keys that are unknown or missing, or an injection that is.
+        UserError: unknown or missing keys, a number out of range, or an unknown injection.
     """
     refuse_other_keys("model_config", config, CONFIG_KEYS)
     kind = config["input_injection"]
@@ -90,7 +90,7 @@ def architecture_from_reference(config: Mapping[str, Any]) -> dict[str, Any]:
     config = {k: int(v) if isinstance(v, float) and v == int(v) else v for k, v in config.items()}
     width, heads, r, window = config["n_embd"], config["n_head"], config["num_recur"], config["bptt_k"]
     if width % heads:
-        raise UserError(f"n_embd {width} is no multiple of n_head {heads}.")
+        raise UserError(f"n_embd {width} is not a multiple of n_head {heads}.")
     injection, lanes = _INJECTIONS[kind]
     several = {"num_lanes": config["num_lanes"]} if lanes is HyperConnectionLanes else {}
     return {
@@ -132,18 +132,18 @@ def tensors_from_reference(tensors: Mapping[str, Tensor], model: LoopedTransform
     """The state dict of `model` from the reference code's tensors, `_orig_mod.` prefixes removed.
 
     Raises:
-        UserError: names that are unknown, missing or there twice.
+        UserError: names that are unknown, missing or given twice.
     """
     plain = {name.replace(_COMPILED, ""): tensor for name, tensor in tensors.items()}
     if len(plain) != len(tensors):
-        raise UserError(f"Some tensors are there both with and without {_COMPILED}: leave one of each out.")
+        raise UserError(f"Some tensors come both with and without {_COMPILED}: leave one of each out.")
     names = {name: reference_name(name) for name in model.state_dict()}
     refuse_other_keys("The checkpoint", plain, names.values())
     return {name: plain[theirs] for name, theirs in names.items()}
 
 
 def config_to_reference(model: LoopedTransformer) -> dict[str, Any]:
-    """The model_config that describes a model; UserError: the reference code lacks a component."""
+    """The model_config that describes a model; UserError if the reference code lacks a component."""
     kinds = {classes: kind for kind, classes in _INJECTIONS.items()}
     kind = kinds.get((type(model.injection), type(model.lanes)))
     if kind is None:

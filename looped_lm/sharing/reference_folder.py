@@ -1,4 +1,4 @@
-"""A folder of the paper authors' public code: read as a checkpoint with its run record, and written from one."""
+"""Folders of the paper authors' public code: read as a checkpoint with its run record, and written from one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MODEL_FILE = re.compile(r"model_(\d+)\.pt")
 
 
 def find_step(folder: Path, step: int | None) -> tuple[int, Path, Path]:
-    """Step, model file and meta file; UserError: the folder lacks the step or its meta file."""
+    """Step, model file and meta file; UserError if the folder lacks the step or its meta file."""
     files = {
         int(m.group(1)): f for f in sorted(folder.glob("model_*.pt")) if (m := _MODEL_FILE.fullmatch(f.name))
     }
@@ -48,7 +48,7 @@ def find_step(folder: Path, step: int | None) -> tuple[int, Path, Path]:
 
 
 def read_folder(folder: Path, step: int | None, batch_tokens: int) -> tuple[dict[str, Any], LoopedLM]:
-    """A Lightning checkpoint with its run record, and the module it is for.
+    """A Lightning checkpoint with its run record, and the module that loads it.
 
     Raises:
         UserError: files are missing or cannot be read, or keys are missing or unknown.
@@ -61,14 +61,14 @@ def read_folder(folder: Path, step: int | None, batch_tokens: int) -> tuple[dict
         meta = json.loads(meta_file.read_text(encoding="utf-8"))
         config = dict(meta["model_config"])
         if not (isinstance(tensors, dict) and all(isinstance(t, torch.Tensor) for t in tensors.values())):
-            raise TypeError("the model file holds something else than a mapping of names to tensors")
+            raise TypeError("the model file holds something other than a mapping of names to tensors")
     except Exception as error:
         raise UserError(
             f"{model_file} and {meta_file.name} cannot be read ({type(error).__name__}: {str(error).splitlines()[0]}); "
-            "they hold tensors alone, and JSON with a model_config."
+            "the first must hold tensors only, the second JSON with a model_config."
         ) from error
     if meta.get("step", step) != step:
-        raise UserError(f"{meta_file} says that it is of step {meta['step']}, and its name says {step}.")
+        raise UserError(f"{meta_file} says that it is of step {meta['step']}, but its name says {step}.")
     try:
         arguments = architecture_from_reference(config)
     except ValueError as error:
@@ -83,7 +83,7 @@ def read_folder(folder: Path, step: int | None, batch_tokens: int) -> tuple[dict
     state = tensors_from_reference(tensors, lm.model)
     compare_tensors(state, lm.model.state_dict(), f"{meta_file} does not describe {model_file.name}.")
     name = folder.resolve().name
-    # What `validate`, `test` and `predict` take from a checkpoint. Data is for the user to name: the files do not say.
+    # What `validate`, `test` and `predict` take from a checkpoint. The files do not name the data; the user must.
     keys = {key: value for key, value in lm.hparams.items() if key not in ("vocab_size", "seq_len")}
     run = {"run_name": name, "model": keys, "data": {}, "trainer": {}}
     lm.provenance = {"run_name": name, "seed": 0, "config": run}
@@ -99,7 +99,7 @@ def read_folder(folder: Path, step: int | None, batch_tokens: int) -> tuple[dict
 
 
 def converted_record(lm: LoopedLM, step: int, source: str) -> RunRecord:
-    """The record of a converted run: what it is and how long it trained. The files hold no loss."""
+    """The record of a converted run: what it is and how long it trained. The files do not hold its loss."""
     tokens = step * lm.batch_tokens
     return run_record(
         lm,
@@ -127,15 +127,15 @@ def converted_record(lm: LoopedLM, step: int, source: str) -> RunRecord:
 
 
 def write_folder(checkpoint_file: Path, out: Path) -> tuple[int, LoopedTransformer]:
-    """Write the model of a checkpoint as the reference code stores it; its step, and the model.
+    """Write the model of a checkpoint as the reference code stores it; return its step and the model.
 
     Raises:
-        UserError: it is no checkpoint, the reference code has no such component, or `out` cannot be written.
+        UserError: it is not a checkpoint, the reference code lacks a component, or `out` cannot be written.
     """
     checkpoint = load_checkpoint(checkpoint_file)
     model = load_model(checkpoint_file)
     config, step = config_to_reference(model), int(checkpoint["global_step"])
-    # From the file: the module may hold some of them in another precision.
+    # From the file: the module may hold some tensors in another precision.
     own = ((n, t) for n, t in checkpoint["state_dict"].items() if n.startswith("model."))
     theirs = {reference_name(name.removeprefix("model.")): tensor for name, tensor in own}
     with failing_with("Make room, or name another folder.", out), new_folder(out) as folder:

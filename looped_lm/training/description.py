@@ -16,7 +16,7 @@ SIZES = ("vocab_size", "seq_len", "d_model", "head_dim", "n_heads", "n_kv_heads"
 
 
 def run_record(lm: LoopedLM, **of_the_run: Any) -> RunRecord:
-    """The record of a run of `lm`; `of_the_run` has the fields that `lm` does not give, and wins."""
+    """The record of a run of `lm`; `of_the_run` adds the fields that `lm` does not give, and overrides others."""
     model = lm.model
     of_the_model = {
         "run_name": lm.provenance.get("run_name") or "run",

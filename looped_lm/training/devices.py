@@ -10,7 +10,7 @@ from looped_lm.common.errors import UserError
 
 
 def usable_device(name: str | None) -> torch.device:
-    """A device by its name, such as cpu or cuda:1, UserError if there is none; None: a GPU where there is one."""
+    """The device of a name such as cpu or cuda:1 (None: a GPU if there is one); UserError if it cannot be used."""
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
         torch.empty(1, device=device).item()
@@ -20,12 +20,12 @@ def usable_device(name: str | None) -> torch.device:
 
 
 def keeps_embedding_in_bf16(device: torch.device, precision: str | int | None) -> bool:
-    """Whether the embedding itself is bf16: under bf16 autocast on GPUs; CPUs would only lose by it."""
+    """Whether the embedding's weights are bf16: under bf16 autocast on GPUs; on CPUs they would be slower."""
     return device.type == "cuda" and precision == "bf16-mixed"
 
 
 def compute_dtype(precision: str) -> torch.dtype:
-    """Type in which matrix products run under a Trainer's precision."""
+    """Dtype in which matrix products run under a Trainer's precision."""
     if "bf16" in precision:
         return torch.bfloat16
     return torch.float16 if "16" in precision else torch.float32

@@ -76,7 +76,7 @@ class LoopedLM(L.LightningModule):
         if batch_tokens < 1:
             raise UserError(f"batch_tokens is {batch_tokens}; it must be at least 1.")
         if val_every_steps is not None and val_every_steps < 1:
-            raise UserError(f"val_every_steps is {val_every_steps}; it must be at least 1, or null for none.")
+            raise UserError(f"val_every_steps is {val_every_steps}; it must be at least 1, or null.")
         self.model = LoopedTransformer(vocab_size, seq_len, **architecture)
         self.seq_len, self.batch_tokens, self.val_every_steps = seq_len, batch_tokens, val_every_steps
         self.compile_layers = compile_layers
@@ -128,7 +128,7 @@ class LoopedLM(L.LightningModule):
         )
 
     def component_specs(self) -> dict[str, Spec]:
-        """`{"class_path", "init_args"}` of every component, by the name of its key."""
+        """`{"class_path", "init_args"}` of every component, by its key."""
         return {
             **specs(self.model),
             **specs(self, of_training=True),
@@ -141,7 +141,7 @@ class LoopedLM(L.LightningModule):
         return self.model(tokens, num_recurrences=self.eval_recurrences)
 
     def loss(self, batch: Batch, num_recurrences: int | None = None) -> Tensor:
-        """Mean cross entropy in nats per token; None: the model's own count of recurrences."""
+        """Mean cross entropy in nats per token; `num_recurrences` None: the model's own count."""
         inputs, targets = batch
         return self.model(inputs, targets, num_recurrences)
 
@@ -162,7 +162,7 @@ class LoopedLM(L.LightningModule):
         if self.compile_layers:
             problem = compile_in_place(self.model, device)
             if problem:
-                say(self.trainer, f"compile_layers has no effect here, layers run uncompiled: {problem}")
+                say(self.trainer, f"compile_layers has no effect here; layers run uncompiled: {problem}")
         if keeps_embedding_in_bf16(device, self.trainer.precision):
             self.model.embedding.to(torch.bfloat16)
         if stage == "fit":
@@ -198,12 +198,12 @@ class LoopedLM(L.LightningModule):
         if self.logs_step(step) and self._step_nats is not None:
             sums = torch.stack((self._step_nats, torch.full_like(self._step_nats, self._step_tokens)))
             nats, tokens = self.trainer.strategy.reduce(sums, reduce_op="sum")
-            # What is logged for a bar is fetched at every micro-batch; ours fetches the losses itself.
+            # What is logged for a bar is fetched at every micro-batch; our bar fetches the losses itself.
             bar = self.trainer.progress_bar_callback
             tell = bar is not None and not getattr(bar, "fetches_losses", False)
             self.log("train/loss", nats / tokens, prog_bar=tell)
             if self.recurrences.varies:
-                # A loss of few recurrences does not compare with one of many.
+                # Losses of few and of many recurrences do not compare.
                 count = self.step_recurrences(self.trainer.global_step)
                 self.log("train/recurrences", torch.tensor(float(count), dtype=torch.float64))
         self._step_nats, self._step_tokens = None, 0
@@ -277,12 +277,12 @@ class LoopedLM(L.LightningModule):
 
     def configure_optimizers(self) -> dict[str, Any]:  # type: ignore[override]
         optimizer = self.optimizer_factory(self.parameter_groups())
-        # A function of its own: the scheduler's state would hold the attributes of a method.
+        # A plain function: of a method, the scheduler's state would hold the attributes.
         scheduler = LambdaLR(optimizer, lambda step: self._multiplier(step))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def _multiplier(self, step: int) -> float:
-        """Of the learning rates after `step` optimizer steps."""
+        """Multiplier of the learning rates after `step` optimizer steps."""
         return self.schedule.multiplier(min(step, self.plan.steps), self.plan.steps)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -296,7 +296,7 @@ class LoopedLM(L.LightningModule):
         A changed recipe is reported and used: only the optimizer's state comes from the checkpoint.
 
         Raises:
-            UserError: another architecture, or another class of optimizer to go on training with.
+            UserError: another architecture; in fit also another or no optimizer, or no step left.
         """
         # load_from_checkpoint takes the checkpoint's own hyperparameters, without a trainer.
         recipe = changed_recipe(checkpoint, dict(self.hparams)) if is_attached(self) else []

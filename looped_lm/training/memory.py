@@ -52,7 +52,7 @@ def saved_bytes(model: LoopedTransformer, rows: int, seq_len: int, num_recurrenc
             return tensor
 
         if model.recompute:
-            # The state between recurrences is kept, to run them again.
+            # The state between recurrences is kept, so that they can run again.
             model.observer = lambda _, state: tree_map_(pack, state)
         tokens = torch.zeros(rows, seq_len, dtype=torch.int64)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -78,7 +78,7 @@ def estimate(
     optimizer: Callable[[Any], Optimizer] = MuonH,
     num_recurrences: int | None = None,
 ) -> Memory:
-    """Memory of one process that trains on micro-batches of `rows` rows, for the largest count of recurrences."""
+    """Memory of one process that trains on micro-batches of `rows` rows, at the largest count of recurrences."""
     roles = count_roles(model)
     weights = FLOAT_BYTES * sum(roles.values())
     state = FLOAT_BYTES * sum(int(n * state_floats(optimizer, role)) for role, n in roles.items())

@@ -24,7 +24,7 @@ class TokenLoss(Metric):
         self.add_state("tokens", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> Module:
-        """Move with the module but keep the type: `module.to(bfloat16)` would round the loss."""
+        """Move with the module but keep the dtype: `module.to(bfloat16)` would round the loss."""
         return super()._apply(lambda t: fn(t).to(t.dtype), exclude_state)
 
     def update(self, loss: Tensor, tokens: int) -> None:

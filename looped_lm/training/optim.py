@@ -102,7 +102,7 @@ class MuonH(Optimizer):
         return {**super().__getstate__(), "shard": self.shard}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # The stacks refer to the groups of before.
+        # The stacks refer to the groups from before loading.
         super().__setstate__({**state, "_stacks": None})
 
     def _muonh(self) -> None:

@@ -14,7 +14,7 @@ from looped_lm.runs.checkpoint import Difference, differences
 from looped_lm.runs.lightning_internals import batches_begun, start_without_steps, validate_now
 from looped_lm.seams import before
 
-#: Key of a checkpoint: the step of its run's last finished validation.
+#: Key in a checkpoint: the step of its run's last finished validation.
 VALIDATED_AT = "validated_at_step"
 
 #: Hyperparameters that say how to train, not what: a resumed run may change them.
@@ -45,7 +45,7 @@ def changed_recipe(checkpoint: dict[str, Any], hparams: Mapping[str, Any]) -> li
         raise UserError(
             "The configuration describes another model than the checkpoint:\n"
             + "\n".join(f"  {d}" for d in changed)
-            + "\nGive the configuration it was trained with (config.yaml in its run folder), or use "
+            + "\nGive the checkpoint's own configuration (config.yaml in its run folder), or use "
             "LoopedLM.load_from_checkpoint."
         )
     return recipe
@@ -58,15 +58,15 @@ def use_own_recipe(
     multiplier: float,
     trainer: L.Trainer,
 ) -> None:
-    """Say what changed, and put rates and options of the module's `own` optimizer into the checkpoint, in place.
+    """Say what changed, and put the rates and options of the module's `own` optimizer into the checkpoint.
 
     `multiplier` is that of the module's schedule at the checkpoint's step.
 
     Raises:
-        UserError: the optimizer is of another class, which has no use for the state.
+        UserError: the optimizer is of another class, which cannot use the state.
     """
     if any(d.key == "optimizer.class_path" for d in recipe):
-        raise UserError(f"The checkpoint's optimizer state is another class's:\n  {recipe[0]}")
+        raise UserError(f"The checkpoint holds the state of another class of optimizer:\n  {recipe[0]}")
     listing = "\n".join(f"  {d}" for d in recipe)
     say(trainer, f"The recipe differs from the checkpoint's; the one given here is used:\n{listing}")
     groups = own.param_groups
@@ -80,9 +80,9 @@ def use_own_recipe(
 
 
 class DueValidation:
-    """Remembers the step of the last finished validation; makes up for the one due after it.
+    """Remembers the step of the last finished validation, and makes up for one that was missed since.
 
-    Lightning counts a validation as done that a stop came before or broke off.
+    Lightning counts a validation as done even if the run stopped before or during it.
     """
 
     def __init__(self) -> None:
@@ -103,10 +103,10 @@ class DueValidation:
             start_without_steps(trainer)
 
     def make_up(self, trainer: L.Trainer) -> None:
-        """Validate now, at the start of training, if that was due at the checkpoint's step."""
+        """Validate now, at the start of training, if a validation was due at the checkpoint's step."""
         step = trainer.global_step
         if self._resumed_at != step or self.validated_at == step or not trainer.enable_validation:
             return
-        # As Lightning reckons it; after a rollback batches are ahead of steps.
+        # Reckoned as Lightning does, in batches: after a rollback they are ahead of the steps.
         if step == trainer.max_steps or batches_begun(trainer) % trainer.val_check_batch == 0:  # type: ignore[operator]
             validate_now(trainer)

@@ -19,8 +19,8 @@ from looped_lm.loop.component import Component
 class RunSize:
     """What a horizon may depend on.
 
-    Training FLOPs in the convention `paper`: F per token with r recurrences, and of optimizer step t, or None if all
-    steps run r. `n_once` parameters are used once per token, `n_rec` in every recurrence.
+    `flops_per_token` is F with r recurrences, and `step_flops(t)` the FLOPs of optimizer step t (None: all steps run
+    r), in the convention `paper`. `n_once` parameters are used once per token, `n_rec` in every recurrence.
     """
 
     flops_per_token: float
@@ -33,7 +33,7 @@ class RunSize:
 
 @dataclass(frozen=True)
 class Plan:
-    """Length of a run: steps S, target tokens D (not rounded to steps), and the FLOPs budget C if that set it."""
+    """Length of a run: steps S, target tokens D (not rounded to steps), and the FLOPs budget C if there is one."""
 
     steps: int
     tokens: float
@@ -110,7 +110,7 @@ class TokenBudget(Horizon):
 class TokensPerParameter(Horizon):
     """Train on D = ratio·(N_once + r·N_rec) tokens: S = floor(D / batch_tokens).
 
-    The r(K²+2K) scalars of K lanes count in N_rec, and so r times, as the formula says.
+    The r(K²+2K) scalars of K lanes are in N_rec, so the formula counts them r times.
 
     Args:
         ratio: tokens per parameter, without embedding and head; parameters of the loop count r times.

@@ -12,7 +12,7 @@ from torch.distributed import Work
 
 from looped_lm.training.orthogonalisation import orthogonalisation_dtype, orthogonalisation_flops
 
-# The name since torch 2.13, or the one before.
+# Its name since torch 2.13, or the earlier one.
 all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 #: Every process's segment begins at a multiple of this many elements.
@@ -42,7 +42,7 @@ class Stack:
 
 
 class Layout:
-    """Slots for a stack's results, where some matrices may lack a gradient. Made once: it waits for the device.
+    """Slots for a stack's results, where some matrices may lack a gradient. Kept: making one waits for the device.
 
     Attributes:
         shares: for every process, the indices of its matrices that have a gradient.
@@ -95,7 +95,7 @@ def share_out(stacks: Sequence[Stack], world_size: int) -> None:
 class Exchange:
     """The results of one stack in one step: each process writes `own` and calls `start`; then all have `results`.
 
-    Which matrices have a gradient travels along: processes that disagreed would go on with different weights.
+    Each process also sends which matrices have a gradient: if they disagreed, their weights would diverge.
     """
 
     def __init__(self, layout: Layout, like: Tensor, rank: int) -> None:
@@ -107,7 +107,7 @@ class Exchange:
         self._flags = self._buffer[:, size : size + flags]
         self._flags[rank].copy_(layout.mask)
         self._by_process = self._buffer[:, :size].view(processes, layout.depth, *like.shape)
-        #: (own matrices with a gradient,rows,cols), to be written.
+        #: (own matrices with a gradient,rows,cols), for this process to write.
         self.own = self._by_process[rank, : len(layout.shares[rank])]
         self._work: Work | None = None
 

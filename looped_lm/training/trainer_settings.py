@@ -58,7 +58,7 @@ def derive(
         return Derived(micro_batches)
     if trainer.overfit_batches:  # type: ignore[attr-defined]
         raise UserError(
-            "trainer.overfit_batches does nothing to endless data: use a small data.data_dir instead."
+            "trainer.overfit_batches has no effect on endless data: use a small data.data_dir instead."
         )
     limit = trainer.limit_train_batches
     if limit != 1.0 and (isinstance(limit, float) or limit % micro_batches):
@@ -72,7 +72,7 @@ def derive(
                 f"trainer.{name} is {value}, beyond the {steps} steps that model.horizon plans: set model.horizon "
                 "instead, for example looped_lm.Steps."
             )
-    # Without an interval validation comes from the FinalValidation callback, at the end.
+    # Without an interval, the FinalValidation callback validates at the end.
     interval = (steps + 1 if val_every_steps is None else val_every_steps) * micro_batches
     trainer.val_check_interval = interval
     if trainer.max_steps == -1:
@@ -87,9 +87,9 @@ def derive(
 
 
 def processes_of_torchrun(devices: Any, num_nodes: int, environment: Mapping[str, str]) -> tuple[Any, int]:
-    """`devices` and `num_nodes`, as torchrun started the processes where a run does not say otherwise.
+    """`devices` and `num_nodes`: torchrun's if it started the processes and the run does not set its own.
 
-    With base.yaml's one device each process would train a model of its own.
+    With base.yaml's one device, each process would train a separate model.
     """
     if "TORCHELASTIC_RUN_ID" not in environment or str(devices) not in ("1", "auto", "-1"):
         return devices, num_nodes

@@ -195,7 +195,7 @@ def test_a_new_axis_comes_back_from_an_exported_folder(gate: Any, tmp_path: Path
     assert config["architecture"]["gate"] == SPEC
     config["architecture"]["gate"] = {"class_path": "os.system"}
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match=r"gate is 'os\.system', which is no Gate"):
+    with pytest.raises(UserError, match=r"gate is 'os\.system', which is not a subclass of Gate"):
         load_pretrained(folder)
 
 

@@ -116,7 +116,7 @@ def fixture(tmp_path: Path, tensors: Any = None, config: Any = None, injection: 
         ({"config": {"n_layer": 3}}, "unknown: n_layer"),
         ({"config": {"num_recur": "absent"}}, "missing: num_recur"),
         ({"config": {"input_injection": "gated"}}, "input_injection is 'gated'; known are inject_init_prelude"),
-        ({"config": {"n_head": 5}}, "n_embd 192 is no multiple of n_head 5"),
+        ({"config": {"n_head": 5}}, "n_embd 192 is not a multiple of n_head 5"),
         ({"config": {"n_head": 0}}, "meta_001200.json: n_head is 0; it must be a whole number of at least 1"),
         ({"config": {"sequence_len": "2048"}}, "sequence_len is '2048'"),
         ({"config": {"logit_softcap": None}}, "logit_softcap is None; it must be a positive number"),
@@ -145,15 +145,15 @@ def test_files_that_are_missing_or_no_tensors(tmp_path: Path) -> None:
         attempt()
     # A pickle may run code; weights_only refuses it.
     torch.save({"a": Path("x")}, folder / "model_001200.pt")
-    with pytest.raises(ValueError, match="they hold tensors alone"):
+    with pytest.raises(ValueError, match="the first must hold tensors only"):
         attempt()
     torch.save([1], folder / "model_001200.pt")
-    with pytest.raises(ValueError, match="something else than a mapping"):
+    with pytest.raises(ValueError, match="something other than a mapping"):
         attempt()
     (folder / "model_001200.pt").rename(folder / "model_000007.pt")
     (folder / "meta_001200.json").rename(folder / "meta_000007.json")
     torch.save({}, folder / "model_000007.pt")
-    with pytest.raises(ValueError, match="says that it is of step 1200, and its name says 7"):
+    with pytest.raises(ValueError, match="says that it is of step 1200, but its name says 7"):
         attempt()
     (folder / "model_000007.pt").rename(folder / "model_001200.pt")
     (folder / "meta_000007.json").rename(folder / "meta_001200.json")

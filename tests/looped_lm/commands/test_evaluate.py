@@ -167,7 +167,7 @@ def test_a_context_that_is_too_short_is_said(run_cli: Any, in_folder: Path) -> N
                 "--data",
                 "{class_path: datamodules.TokenDataModule, init_args: {data_dir: nowhere}}",
             ],
-            "is not at hand",
+            "is not available",
         ),
         (["--ckpt", "m", "--examples", "0"], "--examples is 0"),
         (
@@ -176,7 +176,7 @@ def test_a_context_that_is_too_short_is_said(run_cli: Any, in_folder: Path) -> N
         ),
         (["--ckpt", "m", "--out", "nowhere/x.json"], "nowhere is no folder open to you"),
         (["--ckpt", "m", "--tasks", "indction_head"], "Did you mean 'induction_head'?"),
-        (["--ckpt", "m", "--tokenizer", "os.getcwd"], "gives a str, which is no tokenizer"),
+        (["--ckpt", "m", "--tokenizer", "os.getcwd"], "gives a str, which is not a tokenizer"),
         (["--ckpt", "m", "--device", "meta"], "device 'meta' cannot be used"),
         (["--ckpt", "m", "--tasks", "recurrences", "--context", "9"], "--context is for probes and tasks"),
         (["--ckpt", "m", "--batch-size", "0"], "batch size is 0"),

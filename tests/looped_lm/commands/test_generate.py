@@ -122,8 +122,8 @@ def test_what_is_beside_a_model_is_checked(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=says):
             load_tokenizer(folder)
 
-    refused("'os.path', which is no class of tokenizers", class_path="os.path")
-    refused("'os.system', which is no class of tokenizers", class_path="os.system")
+    refused("'os.path', which is not a class of tokenizers", class_path="os.path")
+    refused("'os.system', which is not a class of tokenizers", class_path="os.system")
     refused("cannot be loaded .*tokenizer.json", class_path="datamodules.FileTokenizer", bos_token=None)
     bpe = {"class_path": "datamodules.BPETokenizer", "vocab_size": 300, "train_characters": 9}
     refused("cannot be loaded .*No such file", **bpe)

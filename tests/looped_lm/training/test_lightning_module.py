@@ -206,7 +206,7 @@ def test_a_component_that_takes_no_sizes_is_named() -> None:
 
 def test_another_optimizers_state_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path, tiny_lm())
-    with pytest.raises(ValueError, match="optimizer state is another class's:\n  optimizer.class_path"):
+    with pytest.raises(ValueError, match="state of another class of optimizer:\n  optimizer.class_path"):
         tiny_trainer(tmp_path).fit(
             tiny_lm(optimizer=torch.optim.AdamW), datamodule=TinyData(), ckpt_path=path
         )
@@ -256,7 +256,7 @@ def test_another_architectures_checkpoint_is_refused_by_name(tmp_path: Path) -> 
         (dict(accumulate_grad_batches=2), {}, "accumulation follows from model.batch_tokens"),
         (dict(val_check_interval=3), {}, "model.val_every_steps"),
         (dict(max_steps=9), {}, "beyond the 4 steps that model.horizon plans"),
-        (dict(overfit_batches=1), {}, "overfit_batches does nothing to endless data"),
+        (dict(overfit_batches=1), {}, "overfit_batches has no effect on endless data"),
         (dict(min_steps=5), {}, "min_steps is 5, beyond the 4 steps"),
         (dict(limit_train_batches=3), dict(batch_tokens=256), "limit_train_batches is 3, which cuts short"),
         ({}, dict(batch_tokens=100), "not a multiple of one micro-batch: 8 rows x 16 tokens"),
