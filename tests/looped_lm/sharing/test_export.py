@@ -118,7 +118,10 @@ def test_nothing_is_overwritten_and_a_failure_leaves_nothing(tmp_path: Path, mon
         (lambda c: c["architecture"].pop("lanes"), "lacks ..lanes"),
         (lambda c: c["architecture"].update(recurrent_layers=2), "block.1.attn.k.weight: only in the model"),
         (lambda c: c["architecture"].update(n_kv_heads=4), r"attn.k.weight: \(32, 64\) in the checkpoint, \(64, 64\)"),
-        (lambda c: c["architecture"]["injection"].update(class_path="os.system"), "not a subclass of Injection"),
+        (
+            lambda c: c["architecture"]["injection"].update(class_path="os.system"),
+            "'os.system', which is not a subclass of Injection",
+        ),
         (lambda c: c["architecture"]["lanes"].update(class_path="nobody.Lanes"), "cannot import module 'nobody'"),
         (
             lambda c: c["architecture"]["lanes"]["init_args"].update(x=[{"class_path": "os.getcwd"}]),
