@@ -53,7 +53,7 @@ def from_reference(folder: Path, out: Path, step: int | None, batch_tokens: int)
         RunRecord.from_dict(checkpoint["run_record"]).save(record_file)
     print(f"checkpoint  {out}\nrun record  {record_file}")
     print(
-        f"step {checkpoint['global_step']}, N {lm.sections.n:,}; tokens and FLOPs of the record take "
+        f"step {checkpoint['global_step']}, N {lm.sections.n:,}; the record's tokens and FLOPs assume "
         f"{batch_tokens:,} tokens a step",
     )
 
@@ -66,8 +66,8 @@ def to_reference(checkpoint_file: Path, out: Path) -> None:
     print(f"{out}: step {step}")
     if not model.rotary.bf16_tables:
         print(
-            "note: the reference code rounds its rotary tables to bfloat16, and this model does not: logits move by "
-            "about 4e-3 there.",
+            "note: the reference code rounds its rotary tables to bfloat16, but this model does not: its logits change "
+            "by about 4e-3 there.",
             file=sys.stderr,
         )
 

@@ -12,19 +12,19 @@ from pathlib import Path
 from looped_lm.common.errors import UserError
 
 SUFFIX = ".eval.json"
-#: Exit status where something that was asked for could not be measured.
+#: Exit status if something that was asked for could not be measured.
 INCOMPLETE = 3
 
 TASKS = """\
 --tasks takes, in any number:
   recurrences           validation loss at r/2, r, 2r and 4r recurrences, as far as the components allow them
-  probes                induction head and variable assignment, made from the seed; each has a name of its own, too
+  probes                induction head and variable assignment, made from the seed; each also has its own name
   AXIS                  parametric_knowledge, reading_comprehension, math_word_problems, compositional_symbolic: the
                         public tasks of an axis, through lm-eval; reasoning_primitives: the probes
   public, all           the four axes of public tasks; everything
   NAME, FILE.yaml       a task or group of lm-eval, or a task file in its format
 
-Public tasks fetch their data from the Hugging Face Hub, or take it from the local cache. The exit status is 3 where
+Public tasks fetch their data from the Hugging Face Hub, or take it from the local cache. The exit status is 3 if
 something that was asked for could not be measured.
 """
 
@@ -47,15 +47,15 @@ def parser() -> argparse.ArgumentParser:
         nargs="+",
         help="measure everything at these; default: the loss at r/2, r, 2r, 4r, the rest at r, as trained",
     )
-    add("--examples", type=int, help="of every probe and task; default: 1,000 of a probe, all of a task")
-    add("--seed", type=int, default=0, help="of the probes and the choice of shots; default: %(default)s")
-    add("--batch-size", type=int, default=32, help="prompts of one pass; default: %(default)s")
+    add("--examples", type=int, help="number per probe and task; default: 1,000 of a probe, all of a task")
+    add("--seed", type=int, default=0, help="seed of probes and choice of shots; default: %(default)s")
+    add("--batch-size", type=int, default=32, help="prompts per pass; default: %(default)s")
     add("--context", type=int, help="tokens that the model reads at once; default: as trained")
     add("--out", type=Path, help=f"file to write; default: the checkpoint's name with {SUFFIX}")
     add("--overwrite", action="store_true", help="replace a file of that name")
     add("--data", help="data module, class_path and init_args as YAML; default: that of training")
     add("--tokenizer", help="class path, or class_path and init_args as YAML; default: that of training")
-    add("--device", help="such as cpu or cuda:0; default: a GPU where there is one")
+    add("--device", help="such as cpu or cuda:0; default: a GPU if there is one")
     add("--precision", help="as in fit; default: that of training, or 32-true")
     return p
 
@@ -73,15 +73,15 @@ def main(args: Sequence[str]) -> int:
     # "." and ".." have no name to add to.
     stem = checkpoint.resolve() if checkpoint.is_dir() else checkpoint.with_suffix("")
     out = given.out or stem.with_name(stem.name + SUFFIX)
-    # What an interrupted evaluation left may go; a whole one is replaced when asked for, and by a whole one.
+    # Results of an interrupted evaluation may be replaced; whole ones only on request, and by whole ones.
     there = parsed(out.read_text(encoding="utf-8", errors="replace")) if out.exists() else {"finished": False}
     if there is None:
-        raise UserError(f"{out} holds something other than results, and stays: name another file by --out.")
+        raise UserError(f"{out} holds something other than results: name another file by --out.")
     whole = there.get("finished") is not False
     if whole and not given.overwrite:
         raise UserError(f"{out} exists: name another file by --out, or give --overwrite.")
     if not os.access(out.parent, os.W_OK | os.X_OK):
-        raise UserError(f"{out} cannot be written: {out.parent} is no folder open to you. Give --out.")
+        raise UserError(f"{out} cannot be written: {out.parent} is not a writable folder. Give --out.")
     quiet()
     tasks = given.tasks or default_tasks(checkpoint, given.data)
     recurrences = given.recurrences and list(dict.fromkeys(given.recurrences))
@@ -107,13 +107,13 @@ def main(args: Sequence[str]) -> int:
 
 
 def default_tasks(checkpoint: Path, data: str | None) -> list[str]:
-    """What runs offline: exported folders and converted checkpoints do not know their data."""
+    """Tasks that run offline. Exported folders and converted checkpoints do not know their data."""
     from looped_lm.sharing.load import names_data
 
     if data is None and checkpoint.exists() and not names_data(checkpoint):
         print(
-            f"note: {checkpoint} names no data (--data does): only the probes run, with its tokenizer or the one of "
-            "--tokenizer.",
+            f"note: {checkpoint} names no data: only the probes run, with its tokenizer or that of --tokenizer. Give "
+            "--data for the validation loss.",
             file=sys.stderr,
         )
         return ["probes"]

@@ -1,4 +1,4 @@
-"""`python -m looped_lm generate`: text from a trained model, printed while it is made."""
+"""`python -m looped_lm generate`: text from a trained model, printed as it is generated."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ def parser() -> argparse.ArgumentParser:
     early.add_argument(
         "--exit-change",
         type=float,
-        help="a token leaves the loop when the state that the coda reads changes by less, relative to its norm then",
+        help="a token leaves the loop when the state that the coda reads changes by less, relative to its norm",
     )
     early.add_argument(
-        "--exit-kl", type=float, help="... when its next-token distribution changes by less, KL in nats"
+        "--exit-kl", type=float, help="the same when its next-token distribution changes by less (KL, nats)"
     )
     add("--no-cache", action="store_true", help="run the whole text for every token: slow, for comparison")
     add("--keep-going", action="store_true", help="do not stop where the model begins a new document (BOS)")
     add("--tokenizer", help="class path, or class_path and init_args as YAML; default: that of training")
-    add("--device", help="such as cpu or cuda; default: a GPU where there is one")
+    add("--device", help="such as cpu or cuda; default: a GPU if there is one")
     return p
 
 
 def read_prompts(given: Sequence[str], file: Path | None) -> list[str]:
-    """Prompts of the command line, then those of the file; one empty one if there are none."""
+    """Prompts of the command line, then those of the file; a single empty one if there are none."""
     try:
         text = "" if file is None else file.read_text(encoding="utf-8").removesuffix("\n")
         "".join(given).encode()
@@ -65,7 +65,7 @@ def read_prompts(given: Sequence[str], file: Path | None) -> list[str]:
     except UnicodeError as error:
         where = file if isinstance(error, UnicodeDecodeError) else "--prompt"
         raise UserError(f"{where} is not UTF-8 text ({error}).") from error
-    # Not splitlines(), which ends a line at form feeds and other characters of a text, too.
+    # Not splitlines(), which also ends lines at form feeds and other characters within a text.
     return [*given, *(text.split("\n") if text else [])] or [""]
 
 
@@ -87,7 +87,7 @@ class Printer:
         self._shown = ""
 
     def add(self, tokens: Sequence[int | None]) -> None:
-        """One step's tokens; None for a text that has ended."""
+        """Take one step's tokens, None for a text that has ended, and print what can be shown."""
         for ids, token in zip(self._ids, tokens, strict=True):
             if token is not None:
                 ids.append(token)
@@ -117,7 +117,7 @@ class Printer:
 
 
 def report(decoder: Decoder, generated: Generated, seconds: float, shortcuts: bool, known: int) -> str:
-    """What it took: tokens, speed, recurrences, memory of the cache, and the drift of shortcuts."""
+    """What generation took: tokens, speed, recurrences, memory of the cache, and the drift of shortcuts."""
     from looped_lm.generation import CachedDecoder, drift
 
     used = [r for row in generated.recurrences for r in row]
@@ -161,7 +161,7 @@ def main(args: Sequence[str]) -> None:
     if longest > model.seq_len:
         print(
             f"note: the text may grow to {longest} tokens; the model was trained on {model.seq_len} and is likely to "
-            "get worse beyond.",
+            "get worse beyond that.",
             file=sys.stderr,
         )
     if given.no_cache:
@@ -173,7 +173,7 @@ def main(args: Sequence[str]) -> None:
     printer, steps = Printer(tokenizer, prompts, rows), list[generation.Step]()
     start = time.perf_counter()
     for step in generation.stream(decoder, new, sampling, stop, known):
-        # A document's beginning ends the one before; it is no text of it.
+        # The beginning of a new document ends the text and is not part of it.
         printer.add([None if t == stop else t for t in step.tokens])
         steps.append(step)
     printer.close()

@@ -1,4 +1,4 @@
-"""`python -m looped_lm plan`: what a run would be. Builds the model on the meta device and trains nothing."""
+"""`python -m looped_lm plan`: size and cost of a run, from a model on the meta device; trains nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MIB = 2**20
 
 
 def table(model: LoopedLM, batch_size: int, devices: int) -> str:
-    """The plan of a run as text: of a model on the meta device, with `batch_size` rows per device and micro-batch.
+    """The plan of a run as text. The model may be on the meta device; `batch_size` is rows per micro-batch.
 
     Raises:
         UserError: the batch is not a whole number of micro-batches.

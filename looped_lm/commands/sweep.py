@@ -18,7 +18,7 @@ from looped_lm.sweeps import files, slurm
 from looped_lm.sweeps.expansion import expand, shared_runs
 from looped_lm.sweeps.place import Place, State, Status
 
-# Jobs that were queued by an earlier version name it here.
+# Jobs that an earlier version queued import it from here.
 from looped_lm.sweeps.place import latest_record as latest_record
 from looped_lm.sweeps.runs import Run, varying
 
@@ -34,8 +34,8 @@ def parser() -> argparse.ArgumentParser:
     place.add_argument("--out", type=Path, default="runs", metavar="DIR", help="folder of sweeps (runs)")
     place.add_argument(
         "--records", type=Path, metavar="DIR",
-        help="folder of finished runs' records (DIR/SWEEP/records); a run with a record there is not run again. "
-        "Records of another sweep's shared runs are looked for there and in the folder of its name beside it",
+        help="folder of finished runs' records (default: records in the sweep's folder); a run with a record there "
+        "is not run again. For runs shared with another sweep, the folder of its name beside DIR counts, too",
     )  # fmt: skip
 
     def add(name: str, text: str, *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -43,8 +43,8 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("file", metavar="FILE", help="sweep file, or the name of a shipped one")
         return command
 
-    plan = add("plan", "what the runs would be: N, D, FLOPs, time, batch that fits; trains nothing")
-    plan.add_argument("--device", metavar="NAME", help="device for the time, such as 'h100 sxm' or a100")
+    plan = add("plan", "size and cost of the runs: N, D, FLOPs, time, batch that fits; trains nothing")
+    plan.add_argument("--device", metavar="NAME", help="device to give times for, such as 'h100 sxm'")
     plan.add_argument(
         "--peak-flops", type=float, metavar="X", help="peak FLOPs/s of a device not in the list"
     )
@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
         "--mfu", type=float, default=0.4, help="share of the peak that training reaches (default 0.4)"
     )
     plan.add_argument("--devices", type=int, metavar="N", help="devices per run (default: as configured)")
-    plan.add_argument("--memory", type=float, metavar="GIB", help="of a device: the largest batch that fits")
+    plan.add_argument("--memory", type=float, metavar="GIB", help="memory of a device, to size the batch")
     plan.add_argument(
         "--csv", type=Path, metavar="FILE", help="write the runs as a design for `fitting plan`"
     )
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run one command; its exit status: 0, 1 if runs failed or are unfinished after `run`, 75 if a signal ended it.
 
     Raises:
-        UserError: a sweep file, option or run that cannot be right; nothing is run then.
+        UserError: a mistake in the sweep file, an option or a run; nothing is run then.
     """
     options = parser().parse_args(arguments)
     if options.command == "plan":
@@ -152,7 +152,7 @@ def _planned(planner: Planner, runs: list[Run]) -> list[PlannedRun]:
 
 
 class Sweep:
-    """A sweep whose runs are trained or looked at by one command with these options."""
+    """A sweep, and one command with its options that trains the runs or looks at them."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -165,7 +165,7 @@ class Sweep:
         from looped_lm.sweeps.planning import Planner
 
         retry = self.options.command == "retry"
-        # All before the first one starts: a mistake in the last must not cost the others.
+        # All are planned before the first one starts: a mistake in the last must not cost the others.
         flops = {p.run.hash: p.flops for p in _planned(Planner(), self.runs)}
         statuses = [self.place.status(run) for run in self.runs]
         for run in _in_state(statuses, State.FINISHED):
@@ -197,7 +197,7 @@ class Sweep:
             )
         self._tell_failed(failed_before)
         if outcome.failed:
-            print(f"{len(outcome.failed)} failed; after mending: sweep retry {self.options.file}")
+            print(f"{len(outcome.failed)} failed; once mended: sweep retry {self.options.file}")
         if outcome.interrupted or outcome.elsewhere or outcome.signum is not None:
             print(f"Unfinished runs go on with the same command: sweep run {self.options.file}")
         else:
@@ -220,7 +220,7 @@ class Sweep:
         return 0
 
     def status(self) -> int:
-        """Tell how far the runs are."""
+        """Print how far the runs are."""
         there = slurm.queued(self.place, self.runs)
         statuses = []
         for status in map(self.place.status, self.runs):
@@ -250,14 +250,14 @@ class Sweep:
             for line in self.place.last_lines(run):
                 print(f"  | {line}")
         if failed:
-            print(f"\n{len(failed)} failed before; after mending: sweep retry {self.options.file}")
+            print(f"\n{len(failed)} failed before; once mended: sweep retry {self.options.file}")
 
     def _tell_shared(self) -> list[Status]:
-        """State of the shared runs; tells which are still to be trained."""
+        """States of the shared runs; prints how many of them are not finished."""
         runs, out, records = shared_runs(self.file), self.options.out, self.options.records
         statuses = []
         for name in dict.fromkeys(run.sweep for run in runs):
-            # A record may be among this sweep's or among its own.
+            # A shared run's record may be among this sweep's or among its own sweep's.
             places = [Place(out, name, records)]
             places += [Place(out, name, records.resolve().parent / name)] if records else []
             for run in (run for run in runs if run.sweep == name):
@@ -270,10 +270,10 @@ class Sweep:
         return statuses
 
     def _tell_foreign(self, shared: list[Status]) -> None:
-        """Name records of other runs: `fitting fit` of the folder would take them, too."""
+        """Name records of other runs: `fitting fit` would read them from the folder, too."""
         foreign = self.place.foreign([*self.runs, *(s.run for s in shared)])
         if foreign:
-            print(f"{len(foreign)} records in {self.place.records} are of no run of this sweep:")
+            print(f"{len(foreign)} records in {self.place.records} belong to no run of this sweep:")
             for path in foreign:
                 print(f"  {path.name}")
 
@@ -289,7 +289,7 @@ def _counts(statuses: Sequence[Status]) -> str:
 
 
 def _table(statuses: Sequence[Status]) -> str:
-    """One line per run: its state, how far it is, loss, time of training and attempts."""
+    """One line per run: its state, steps, loss, training time and attempts."""
     axes, headings = varying([s.run for s in statuses])
     rows = []
     for s in statuses:

@@ -1,6 +1,6 @@
-"""The parser of a configuration: its refusals name what exists, and what a class raises arrives as it was raised.
+"""The parser of a configuration: its refusals name what exists, and what a class raises keeps its type and line.
 
-Private parts of jsonargparse are used in this file alone.
+Only this file uses private parts of jsonargparse.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from looped_lm.configuration import callback_settings
 
 
 class Parser(LightningArgumentParser):
-    """LightningCLI's parser, with refusals and exceptions for whoever reads them."""
+    """LightningCLI's parser, with refusals and exceptions that a user can act on."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         cause: BaseException | None = ex
@@ -40,7 +40,7 @@ class Parser(LightningArgumentParser):
     def dump(self, cfg: Any, **kwargs: Any) -> str:
         """What --print_config shows: the configuration that would run.
 
-        Where callbacks are not parsed (null), as for the identity of a sweep's run, their settings stay beside them.
+        If callbacks are not parsed (null), as for the identity of a sweep's run, their settings stay in `callbacks`.
         """
         trainer = cfg.get("trainer")
         listed = trainer is not None and trainer.callbacks is not None
@@ -49,8 +49,8 @@ class Parser(LightningArgumentParser):
     def instantiate_classes(self, cfg: Any, **kwargs: Any) -> Any:
         """Build what a configuration describes.
 
-        Its values have been checked: an exception is a constructor's and keeps its type and line. The parser alone
-        would take it for a value of a wrong type.
+        Its values have been checked, so an exception comes from a constructor and keeps its type and line. The parser
+        alone would take it for a value of the wrong type.
         """
         raised: list[Exception] = []
 
@@ -69,7 +69,7 @@ class Parser(LightningArgumentParser):
 
 
 def _innermost(message: str) -> str:
-    """The message of a refused value alone, where a parser wraps it in all the types it tried."""
+    """The message about a refused value, without the types that the parser tried and lists around it."""
     message = re.sub(r"\n *- Expected a <class 'NoneType'>", "", message)
     head, _, tried = message.partition("Does not validate against any of the Union subtypes")
     errors = re.findall(r"^ +- (.*(?:\n +(?!- |Given)[^\n]*)*)", tried, re.MULTILINE)
@@ -83,7 +83,7 @@ def _closest(name: str, names: Iterable[str], what: str) -> str:
 
 
 def _existing_keys(message: str, parser: LightningArgumentParser) -> str:
-    """The keys in place of one that does not exist; "" where the message is about something else."""
+    """The keys there are, if the message is about one that does not exist; else ""."""
     match = re.search(
         r"(?:unrecognized arguments: (?:--)?|(?:Group '([\w.]+)' )?.*does not accept option '|Option ')([\w.]+)",
         message,
@@ -102,7 +102,7 @@ def _existing_keys(message: str, parser: LightningArgumentParser) -> str:
 
 
 def _existing_classes(message: str, parser: LightningArgumentParser) -> str:
-    """The classes for a key in place of the one that it cannot have; "" where the key takes none."""
+    """The classes that a key can have, if the message refuses one for it; else ""."""
     match = re.search(r'Parser key "([\w.]+)"', message)
     wrong = re.search(r"(?:alue: |path string: |class_path[=': ]+')(?!Namespace)([\w.]+)", message)
     action = next((a for a in parser._actions if match and a.dest == match[1]), None)

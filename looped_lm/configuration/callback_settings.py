@@ -1,8 +1,8 @@
 """The key `callbacks`: single settings of the callbacks in `trainer.callbacks`, by the name of their class.
 
 `--callbacks.Checkpoints.every_n_steps 50` and `callbacks: {Checkpoints: {every_n_steps: 50}}` change one setting and
-leave the rest of the list as it is; null in place of the settings leaves the callback out. Later files and options win,
-setting by setting. What is parsed, printed and saved is the list with these settings in it, and no key `callbacks`.
+leave the rest of the list as it is; null instead of the settings leaves the callback out. Later files and options win,
+setting by setting. The list with these settings in it is parsed, printed and saved, without the key `callbacks`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class MergeSettings(argparse.Action):
 
 
 class Settings:
-    """Reads settings of a file or the command line as a Namespace: the parser merges those key by key."""
+    """Reads settings from a file or the command line as a Namespace, which the parser merges key by key."""
 
     def __call__(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -40,17 +40,17 @@ class Settings:
         return Namespace({n: Namespace(v) if isinstance(v, Mapping) else v for n, v in value.items()})
 
     def __repr__(self) -> str:
-        """As `--help` names the type."""
+        """How `--help` names the type."""
         return "names of classes, each with its settings or null"
 
 
-#: How the parser takes the key.
+#: Arguments of `add_argument` for the key.
 OPTION: dict[str, Any] = {
     "action": MergeSettings,
     "type": Settings(),
     "help": "Settings of single callbacks of trainer.callbacks by class name: --callbacks.Checkpoints.every_n_steps "
-    "50; null leaves one out: --callbacks.Samples null. A class documents its settings by --trainer.callbacks.help "
-    "CLASS.",
+    "50; null leaves one out: --callbacks.Samples null. --trainer.callbacks.help CLASS documents the settings of a "
+    "class.",
 }
 
 
@@ -73,7 +73,7 @@ def written_as_mapping(args: list[str]) -> list[str]:
         if flag.startswith("--callbacks."):
             value = value if equals else next(rest, "null")
             name, _, setting = flag.removeprefix("--callbacks.").partition(".")
-            # A number stays as it is written: the parser reads 1e-3, which YAML alone takes for a text.
+            # A number stays as it is written: the parser reads 1e-3, which YAML alone takes for text.
             content = yaml.safe_load(value)
             words.append(f"--callbacks={json.dumps({name: {setting: content} if setting else content})}")
         else:
@@ -82,12 +82,12 @@ def written_as_mapping(args: list[str]) -> list[str]:
 
 
 def settle(config: Namespace, parser: Any) -> Namespace:
-    """Bring `callbacks` into `trainer.callbacks`, less those that the Trainer switches off: a command's configuration.
+    """Apply `callbacks` to the list in `trainer.callbacks`, and drop those that the Trainer switches off.
 
-    It is changed in place; the parser that it comes from checks the changed settings.
+    A command's configuration is changed in place; the parser that it comes from checks the changed settings.
 
     Raises:
-        UserError: a name that no callback of the list has, or that several have; settings that are no mapping.
+        UserError: a name that no callback in the list has, or that several have; settings that are not a mapping.
     """
     given = config.pop("callbacks", None)
     trainer = config.get("trainer")
@@ -102,13 +102,13 @@ def settle(config: Namespace, parser: Any) -> Namespace:
             continue
         kept = entry.get("init_args") or Namespace()
         init_args = {**kept.as_dict(), **_mapping(f"callbacks.{name}", changes)}
-        # A parser of its own refuses settings as the parser refuses others: with what exists.
+        # A separate parser refuses settings as the main one refuses others: it names what exists.
         one = type(parser)(prog=parser.prog)
         one.add_class_arguments(import_class(entry.class_path), f"callbacks.{name}")
         entry.init_args = one.parse_object({"callbacks": {name: init_args}}).callbacks[name]
     base = yaml.safe_load(BASE.read_text(encoding="utf-8"))["trainer"]
     defaults = [callback["class_path"] for callback in base["callbacks"]]
-    # What Lightning refuses beside these settings of the Trainer.
+    # Callbacks that Lightning refuses together with these settings of the Trainer.
     refused: list[type] = [object] if trainer.barebones else []
     refused += [ProgressBar] if trainer.enable_progress_bar is False else []
     refused += [Checkpoint] if trainer.enable_checkpointing is False else []

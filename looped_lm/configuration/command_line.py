@@ -21,7 +21,7 @@ SIBLINGS = ("callbacks", "datamodules", "configs", "fitting")
 
 
 def run_as_command_line(command: Sequence[str]) -> int:
-    """Do in this process what `python -m looped_lm fit ARGS` does in one of its own; its exit status.
+    """Do in this process what `python -m looped_lm fit ARGS` does in a new one; return its exit status.
 
     For a process that was started as something else, such as a worker of a sweep. Sets sys.argv and `__main__`, from
     which Lightning's launcher starts the other processes of a run. Raises nothing: a fault in code is printed with its
@@ -41,7 +41,7 @@ def run_as_command_line(command: Sequence[str]) -> int:
 
 
 def run_lightning(command: Sequence[str]) -> int:
-    """Run one of LIGHTNING with its arguments; its exit status. A UserError if torchvision does not match torch."""
+    """Run one of LIGHTNING with its arguments; its exit status. UserError if torchvision does not match torch."""
     from looped_lm.configuration.config_files import resolve_arguments
 
     # Lightning's launcher starts the other processes of a run from sys.argv.
@@ -60,10 +60,10 @@ def run_lightning(command: Sequence[str]) -> int:
 
 
 def exit_status(name: str, run: Callable[[], int | None]) -> int:
-    """Run a command by its name; its exit status, where None counts as 0.
+    """Run the command of this name; its exit status, where None counts as 0.
 
     Raises:
-        SystemExit: as the command raised it, with a status of its own.
+        SystemExit: as the command raised it, with its own status.
         Exception: a fault in code, ours or a component's, which keeps its traceback.
     """
     from looped_lm.runs.preemption import Preempted, report, stopped_before_training
@@ -88,7 +88,7 @@ def exit_status(name: str, run: Callable[[], int | None]) -> int:
     except BrokenPipeError:
         if not _reader_has_left():
             raise
-        # The reader (head, less) has left. What Python flushes at its end must not fail once more.
+        # The reader (head, less) has left. What Python flushes on exit must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if name in LIGHTNING:
             print("error: standard output was closed, which ended the run.", file=sys.stderr)
@@ -101,7 +101,7 @@ def exit_status(name: str, run: Callable[[], int | None]) -> int:
 
 
 def message_of(error: BaseException) -> str:
-    """The message of an error without what torch wraps around that of a reading process."""
+    """The message of an error, without what torch wraps around an error in a data-loading process."""
     worker = re.match(r"Caught (\w+) in DataLoader worker process", str(error))
     # torch puts the worker's whole traceback into the message; the exception itself comes at its end.
     return str(error).rpartition(f"{worker.group(1)}: ")[2].strip() if worker else str(error)
@@ -129,7 +129,7 @@ def _reader_has_left() -> bool:
 
 
 def quiet() -> None:
-    """Leave out what is no message to a user of this command line."""
+    """Silence warnings that do not concern a user of the command line."""
     import logging
 
     for message in (
@@ -137,7 +137,7 @@ def quiet() -> None:
         # LoopedLM logs sums over all processes.
         r"It is recommended to use `self\.log\(.*sync_dist=True",
         r".*The dirpath has changed from",
-        # Each run has a folder of its own, or goes on in its own one, with the rows that are there.
+        # Each run has its own folder, or goes on in it and keeps the rows that are there.
         r"Experiment logs directory .* exists and is not empty",
         r".*Checkpoint directory .* exists and is not empty",
     ):

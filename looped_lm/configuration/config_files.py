@@ -16,15 +16,15 @@ from looped_lm.common.text import did_you_mean
 SHIPPED = Path(__file__).resolve().parents[2] / "configs"
 BASE = SHIPPED / "base.yaml"
 _FLAGS = ("--config", "-c")
-#: What every architecture config states; beside it there are the axes of `looped_lm.seams`, and no scale.
+#: What every architecture config states, with or without axes of `looped_lm.seams`, and never with a scale.
 LAYOUT = ("prelude_layers", "recurrent_layers", "coda_layers", "num_recurrences")
 
 
 def resolve_config(name: str) -> str:
-    """Path of a config file, given by path or by a bare name: of one here, or else of a shipped one.
+    """Path of a config file, given by its path, or by the bare name of a file here or else of a shipped one.
 
     Raises:
-        UserError: no such file (the message lists the shipped ones), or no YAML mapping.
+        UserError: there is no such file (the message lists the shipped ones), or it is not a YAML mapping.
     """
     path = Path(name)
     if not path.is_file():
@@ -35,7 +35,7 @@ def resolve_config(name: str) -> str:
             f"Config {name!r} is neither a file here ({Path.cwd()}) nor a shipped config.{did_you_mean(name, shipped)} "
             f"Shipped: {', '.join(shipped)}."
         )
-    # A parser of several files would not name the one that is no configuration.
+    # Checked here: a parser of several files would not name the one at fault.
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -54,7 +54,7 @@ def resolve_arguments(args: list[str]) -> list[str]:
     A launcher of several processes runs the command line again, so resolving twice must change nothing.
 
     Raises:
-        UserError: a config does not exist, or several describe an architecture; base.yaml after one counts, too.
+        UserError: a config does not exist, or several describe an architecture, as base.yaml after one does.
     """
     resolved: list[str] = []
     for before, arg in zip(["", *args], args, strict=False):
@@ -66,7 +66,7 @@ def resolve_arguments(args: list[str]) -> list[str]:
         resolved.append(arg)
     base = ["--config", str(BASE)]
     resolved = resolved if resolved[:2] == base else base + resolved
-    # Each states what it changes in base.yaml: the second would keep whatever of the first it does not state.
+    # Each states what it changes in base.yaml: the second would keep whatever the first alone states.
     found: list[Path] = []
     for path in _config_files(resolved)[1:]:
         if is_architecture(path) or (path == BASE and found):
@@ -83,7 +83,7 @@ def resolve_arguments(args: list[str]) -> list[str]:
 def is_architecture(path: Path) -> bool:
     """Whether a config file describes an architecture: the whole layout, axes of the loop, and nothing else.
 
-    Others, which set a width, part of a layout or single axes, change the architecture before them.
+    Other files, which set a width, part of a layout or single axes, change the architecture before them.
     """
     from looped_lm.seams import SEAMS
 

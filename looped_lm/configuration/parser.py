@@ -33,10 +33,10 @@ SECTIONS = ("model", "data", "trainer")
 
 
 class RunConfig(SaveConfigCallback):
-    """Saves the resolved configuration into the run's folder; without a logger a run has none.
+    """Saves the resolved configuration into the run's folder; without a logger there is no such folder.
 
-    Each part of a run that was resumed has a file of its own. Loggers of a service (W&B and others) share a folder
-    among all runs: with them only a fit, which has a folder of its own, saves a file.
+    Each part of a resumed run has its own file. Loggers of a service (W&B and others) share one folder among all runs:
+    with them only a fit, which has its own folder, saves a file.
     """
 
     #: The checkpoint that the run goes on from, and, on the process that writes, the folder of the run in `fit`.
@@ -89,7 +89,7 @@ class LoopedCLI(LightningCLI):
             )
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        # An abbreviated key is as often a mistyped one.
+        # An abbreviated key is as likely a mistyped one.
         return super().init_parser(**{"allow_abbrev": False, "prog": "python -m looped_lm", **kwargs})
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -110,7 +110,7 @@ class LoopedCLI(LightningCLI):
                 self.config = parser.parse_args(self._with_run_of_checkpoint(self.arguments, folder))
         except SystemExit as stop:
             if not stop.code and {"-h", "--help"} & set(self.arguments):
-                # The parser alone names the class of the data module, and documents none of its keys.
+                # By itself the parser names the class of the data module but documents none of its keys.
                 data_class = yaml.safe_load(BASE.read_text())["data"]["class_path"]
                 subcommand = [word for word in self.arguments[:1] if not word.startswith("-")]
                 print()
@@ -185,7 +185,7 @@ class LoopedCLI(LightningCLI):
         if config.resume and run.checkpoint is not None:
             if run.finished(self.model.plan.steps):
                 for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-                    # Whoever keeps something beside a checkpoint may have been killed before it was written.
+                    # It may have been killed before it wrote what it keeps beside the last checkpoint.
                     if self.trainer.is_global_zero and hasattr(callback, "on_run_complete"):
                         callback.on_run_complete(run.checkpoint)
                 steps = self.model.plan.steps
@@ -198,13 +198,13 @@ class LoopedCLI(LightningCLI):
                 callback.resumes, callback.folder = config.ckpt_path, run.folder
 
     def _parse_ckpt_path(self) -> None:
-        """Not as Lightning does it: there the checkpoint's hyperparameters win over the configuration without a word.
+        """Do nothing: Lightning would silently let the checkpoint's hyperparameters override the configuration.
 
         LoopedLM compares the two when the Trainer loads the checkpoint.
         """
 
     def _with_run_of_checkpoint(self, args: list[str], folder: str) -> list[str]:
-        """Arguments of `validate`, `test` or `predict` with the run of the checkpoint underneath what the user gave."""
+        """Arguments of `validate`, `test` or `predict`, with the checkpoint's configuration underneath."""
         values = [value for flag, value in zip(args, args[1:], strict=False) if flag == "--ckpt_path"]
         values += [arg.partition("=")[2] for arg in args if arg.startswith("--ckpt_path=")]
         path = values[-1] if values else None
@@ -212,7 +212,7 @@ class LoopedCLI(LightningCLI):
             return args
         try:
             recorded = look(path).record.get("config")
-        except UserError:  # _check_whole tells, and names a whole one.
+        except UserError:  # _check_whole reports it, and names a whole one.
             return args
         if not isinstance(recorded, dict) or not all(isinstance(recorded.get(k), dict) for k in SECTIONS):
             return args
@@ -251,7 +251,7 @@ def processes(devices: Any, num_nodes: int) -> int:
 
 
 def _check_whole(path: Path) -> None:
-    """Refuse a checkpoint that is damaged or none, and name the newest whole one beside it."""
+    """Refuse a file that is damaged or not a checkpoint, and name the newest whole one beside it."""
     try:
         look(path)
         verify(path)

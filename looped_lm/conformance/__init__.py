@@ -1,6 +1,6 @@
 """Does a component, shipped or your own, keep the promises that the rest of the project builds on?
 
-In a project of yours, with pytest:
+In your own project, with pytest:
 
     import pytest
     from looped_lm.conformance import checks
@@ -11,7 +11,7 @@ In a project of yours, with pytest:
         check()
 
 `checks` takes what `LoopedLM` takes (`injection`, `lanes`, `residual`, `bptt`, `optimizer`, alone or together), as
-classes, `functools.partial` of classes, or class_path and init_args. Each check on a tiny model raises
+classes, `functools.partial` of classes, or class_path and init_args. Each check tries a tiny model and raises
 `ConformanceError` with what is wrong. Without pytest, `for check in checks(...): check()` does the same; a script needs
 the guard `if __name__ == "__main__":` around it, since one check starts processes.
 """
@@ -47,7 +47,7 @@ SINGLE_PROCESS: dict[str, Callable[[Candidate], None]] = {
 
 @dataclass(frozen=True)
 class Check:
-    """One named check of one candidate; call it."""
+    """One named check of one candidate; call it to run it."""
 
     name: str
     run: Callable[[Candidate], None]
@@ -64,7 +64,7 @@ def checks(ddp: bool = True, **components: Any) -> list[Check]:
     """The checks of a component, or of several that are used together.
 
     Args:
-        ddp: with the check that spawns two processes, which takes as long as all others.
+        ddp: include the check that spawns two processes, which takes as long as all others.
         components: arguments of `LoopedLM` that differ from the tiny linear model.
     """
     candidate = Candidate(components)

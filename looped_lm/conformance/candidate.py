@@ -40,7 +40,7 @@ class Candidate:
     def lm(self, dtype: torch.dtype = torch.float64, moved: bool = True, **overrides: Any) -> LoopedLM:
         """A freshly built module, the same each time, without touching the global random state.
 
-        `moved`: every weight off its initial value, since [I | 0] or one-hot lanes hide what a component does.
+        `moved` takes every weight off its initial value: [I | 0] or one-hot lanes hide what a component does.
         """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""What holds for a component at rest."""
+"""What must hold for a component outside training."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def every_parameter_learns(candidate: Candidate) -> None:
 
 
 def counts_and_roles_are_whole(candidate: Candidate) -> None:
-    """Every parameter is in one section, has one role, and reaches the optimizer once, which takes it."""
+    """Every parameter is in one section, has one role, and is once in the optimizer, which accepts it."""
     lm = candidate.lm(torch.float32, moved=False)
     everything = sum(p.numel() for p in lm.model.parameters())
     sections = lm.sections.as_dict()
@@ -64,7 +64,7 @@ def counts_and_roles_are_whole(candidate: Candidate) -> None:
     roles = accounting.parameter_roles(lm.model)
     wrong = [n for n, p in lm.model.named_parameters() if roles[n] == "matrix" and p.dim() != 2]
     expect(
-        not wrong, f"{wrong} have the role 'matrix' and are no matrices; name another in parameter_roles()."
+        not wrong, f"{wrong} have the role 'matrix' but are not matrices; name another in parameter_roles()."
     )
 
 
@@ -148,7 +148,7 @@ def flops_agree_with_the_counter(candidate: Candidate) -> None:
 
 
 def one_recurrence_is_one_application(candidate: Candidate) -> None:
-    """At r = 1 the model is embedding, prelude, one recurrence and coda, also when it is called again."""
+    """At r = 1 the model is embedding, prelude, one recurrence and coda, even if it is called again."""
     try:
         model = candidate.lm(num_recurrences=1).model
     except UserError:
@@ -197,7 +197,7 @@ def inputs_stay_as_they_are(candidate: Candidate) -> None:
 
 
 def telemetry_sees_the_mixing(candidate: Candidate) -> None:
-    """The matrices that lanes show are those that they mix with, where lanes lead in the state."""
+    """The matrices that lanes show are those that they mix with, if lanes are the state's first dimension."""
     model = candidate.lm().model
     lanes, matrices = model.lanes, model.lanes.mixing_matrices()
     if matrices is None:
@@ -213,7 +213,7 @@ def telemetry_sees_the_mixing(candidate: Candidate) -> None:
                 lanes.write(state, torch.zeros_like(state[0]), i),
                 torch.tensordot(matrix, state, 1),
             )
-            expect_close(mixed, expected, f"{name} shows something else than recurrence {i} mixes with")
+            expect_close(mixed, expected, f"{name} shows another matrix than recurrence {i} mixes with")
 
 
 def tokens_see_their_own_past_alone(candidate: Candidate) -> None:
@@ -244,8 +244,8 @@ def more_recurrences_run_or_are_refused(candidate: Candidate) -> None:
         except Exception as error:
             expect(
                 False,
-                f"Evaluation with {2 * r} recurrences ends in {type(error).__name__}: {error}. Say `step_specific` of "
-                "parameters that belong to one recurrence each, and give `beyond_trained` where there is a rule.",
+                f"Evaluation with {2 * r} recurrences ends in {type(error).__name__}: {error}. Set `step_specific` if "
+                "parameters belong to one recurrence each, and define `beyond_trained` if there is a rule.",
             )
         expect(bool(more.isfinite().all()), f"With {2 * r} recurrences the logits are not finite.")
         trained = model(inputs, num_recurrences=r)

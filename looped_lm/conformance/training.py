@@ -1,4 +1,4 @@
-"""What holds for a component in training, on one process and on two."""
+"""What must hold for a component in training, on one process and on two."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def a_few_steps_lower_the_loss(candidate: Candidate) -> None:
 
 
 def ddp_equals_single(*candidates: Candidate) -> None:
-    """Two processes with half the rows each give the gradients of one process with all, at a second step.
+    """Two processes with half the rows each give the gradients of one with all rows, at a second step.
 
     As in training, a parameter without a gradient stops DDP. One pair of processes serves all candidates.
     """

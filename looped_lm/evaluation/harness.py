@@ -15,7 +15,7 @@ from looped_lm.generation import CachedDecoder, Sampling, continuation, known_id
 
 
 class HarnessLM(LM):
-    """A looped model that lm-eval can ask; the seed is that of tasks that sample.
+    """A looped model that lm-eval can query; `seed` is for tasks that sample.
 
     Long prompts lose tokens on their left, after BOS, as with lm-eval's own models. At most a quarter of the context
     is kept free for new tokens.
@@ -42,7 +42,7 @@ class HarnessLM(LM):
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
         """log p in nats of whole texts, each read in windows of the context."""
-        # A window reads as many tokens as it predicts, but not the last of these.
+        # A window holds one token more than it predicts.
         bos, length = self.encoder.tokenizer.bos_id, self.encoder.context - 1
         windows: list[list[Encoded]] = []
         for request in requests:

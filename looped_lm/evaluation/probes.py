@@ -27,8 +27,8 @@ class Example:
     Args:
         query: text up to where the answer begins.
         answer: the gold continuation, including the space before it.
-        shots: solved examples to put before the query; the last one comes next to it.
-        end: what follows the answer if the model stops there; empty if no answer begins another one.
+        shots: solved examples to put before the query; the last one is nearest to it.
+        end: what follows the answer if the model stops there; empty if no answer is the beginning of another.
     """
 
     query: str
@@ -77,7 +77,7 @@ def induction_head(rng: random.Random) -> Example:
 def variable_assignment(depth: int, write: Callable[[list[tuple[str, str]], str], str]) -> Callable:
     """A way to draw examples of five variables, whose values are distinct integers from 1 to 25.
 
-    So an answer tells which variable was looked up. As 22 begins with 2, it is right only with its end.
+    An answer thus tells which variable was looked up. As 22 begins with 2, it counts only if its end follows.
 
     Args:
         depth: 0 asks about a variable, 1 about one of five aliases of the variables, in a random order.

@@ -29,7 +29,7 @@ def require_lm_eval(tasks: Iterable[PublicTask]) -> None:
         meant = "".join(did_you_mean(task.source, OWN_NAMES) for task in tasks)
         raise UserError(
             "Public tasks and task files run through lm-eval, which is not installed: pip install 'looped-lm[eval]'. "
-            f"The validation loss and the probes do without it (--tasks recurrences probes).{meant}"
+            f"The validation loss and the probes do not need it (--tasks recurrences probes).{meant}"
         )
 
 
@@ -46,16 +46,16 @@ def hub_problem() -> str | None:
 
 
 def leave_hub_alone() -> None:
-    """Read data from the local cache alone: each task would try the network for half a minute."""
+    """Read data from the local cache only; otherwise each task would try the network for half a minute."""
     os.environ["HF_HUB_OFFLINE"] = "1"
-    # Modules that are loaded already have read the environment.
+    # Modules that are already loaded have read the environment before.
     for name in ("huggingface_hub.constants", "datasets.config"):
         if name in sys.modules:
             sys.modules[name].HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
 
 
 class TaskLibrary:
-    """Tasks of lm-eval by name, and of task files by path."""
+    """Tasks of lm-eval by name, and those of task files by path."""
 
     def __init__(self) -> None:
         logging.getLogger("lm_eval").setLevel(logging.ERROR)
@@ -83,7 +83,7 @@ class TaskLibrary:
             if task.shots is not None or one.get_config("num_fewshot") is None:
                 one.set_config(key="num_fewshot", value=task.shots or 0)
             if not (one.has_training_docs() or one.has_validation_docs()):
-                # Shots come from the documents of the questions; lm-eval then leaves out the one that it asks.
+                # Shots come from the questions themselves; lm-eval then leaves out the one that it asks.
                 one.fewshot_cfg.split = one.config.test_split
         return loaded
 
@@ -91,9 +91,9 @@ class TaskLibrary:
 def measure(
     task: PublicTask, library: TaskLibrary, lm: HarnessLM, limit: int | None, seed: int
 ) -> list[TaskRow]:
-    """Results of a task, or of all of a group, on `limit` examples (None: all); the seed chooses the shots.
+    """Results of a task, or of all in a group, on `limit` examples (None: all); the seed chooses the shots.
 
-    What lm-eval cannot run here has a refused row.
+    What lm-eval cannot run here gets a refused row.
     """
 
     def refused(name: str, error: Exception) -> TaskRow:
@@ -149,7 +149,7 @@ def _measure(task: PublicTask, name: str, one: Any, lm: HarnessLM, limit: int | 
 def gold_continuation(task: Any, sample: Mapping[str, Any]) -> tuple[str, str] | None:
     """(context, gold continuation) of a logged sample; None if the task has none (whole texts).
 
-    Of several right answers the first counts. A task that generates shows in its shots what would be right: its
+    Of several right answers the first counts. For a task that generates, it is what the task's shots show: the
     delimiter, then the target.
     """
     arguments, target = sample["arguments"], sample["target"]
@@ -168,7 +168,7 @@ def gold_continuation(task: Any, sample: Mapping[str, Any]) -> tuple[str, str] |
 
 
 def accuracy_of(metrics: Mapping[str, float], task: PublicTask) -> tuple[str | None, float | None]:
-    """Name and value, in [0, 1], of the metric that counts right answers, or twice None."""
+    """Name and value, in [0, 1], of the metric that counts right answers; (None, None) if there is none."""
     for wanted in (task.metric,) if task.metric else METRICS:
         for key, value in metrics.items():
             if key.partition(",")[0] == wanted:

@@ -24,7 +24,7 @@ def parsed(text: str) -> dict[str, Any] | None:
 
 
 class _Row:
-    """Replaces a loss that neither JSON nor a mean can hold by the reason why there is none."""
+    """Replaces a loss that is not finite, which neither JSON nor a mean can hold, by a reason."""
 
     loss: float | None
 
@@ -38,7 +38,7 @@ class _Row:
 class LossRow(_Row):
     """Validation loss (nats per token) at one number of recurrences, or why it was refused.
 
-    A refusal is `expected` at a number of recurrences that nobody asked for. A loss that is not finite is none.
+    A refusal is `expected` if nobody asked for that number of recurrences. A loss that is not finite is refused.
     """
 
     recurrences: int
@@ -50,14 +50,14 @@ class LossRow(_Row):
 
 @dataclass(frozen=True)
 class TaskRow(_Row):
-    """One probe or task at one number of recurrences, or why it was refused. A loss that is not finite is none.
+    """One probe or task at one number of recurrences, or why it was refused, as is a loss that is not finite.
 
     Args:
-        axis: None: the task is not of the suite.
-        loss: of the gold continuations, in nats per token, over the `tokens` of all `examples`.
+        axis: axis of the suite; None: the task is not part of it.
+        loss: loss of the gold continuations, in nats per token, over the `tokens` of all `examples`.
         accuracy: share of gold continuations that greedy decoding gives, or a task's `metric`.
         shots: solved examples that a prompt should show.
-        cut: number of examples whose prompt was too long and lost something on its left.
+        cut: number of examples whose prompt was too long and lost its beginning.
         metrics: everything that lm-eval reports.
     """
 
@@ -77,7 +77,7 @@ class TaskRow(_Row):
 
 @dataclass(frozen=True)
 class Axis:
-    """Macro-average over the `tasks` out of `of` of an axis that were measured at these recurrences."""
+    """Macro-average of an axis at these recurrences, over the `tasks` that were measured out of `of`."""
 
     axis: str
     recurrences: int

@@ -22,9 +22,9 @@ from looped_lm.sharing.load import TextTokenizer
 
 @dataclass(frozen=True)
 class Encoded:
-    """Token ids of a prompt, BOS first, and of its continuation; `cut`: the prompt lost something.
+    """Token ids of a prompt, BOS first, and of its continuation; `cut`: whether the prompt lost tokens.
 
-    Greedy decoding must go on with `end`, if there is one, since it must say no more than the continuation.
+    If there is an `end`, greedy decoding must go on with it: it must not say more than the continuation.
     """
 
     prompt: tuple[int, ...]
@@ -34,7 +34,7 @@ class Encoded:
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """All ids in a row."""
+        """All ids, in order."""
         return (*self.prompt, *self.continuation, *self.end)
 
     def __len__(self) -> int:
@@ -51,7 +51,7 @@ class Score:
 
 
 class Encoder:
-    """Turns text into ids. The context is the largest number of tokens of both parts, at least 2."""
+    """Turns text into ids. `context` is the most tokens that prompt and continuation may have, at least 2."""
 
     def __init__(self, tokenizer: TextTokenizer, context: int) -> None:
         if context < 2:
@@ -63,9 +63,9 @@ class Encoder:
         return tuple(map(int, self.tokenizer.encode([text])[0]))
 
     def pair(self, prompt: str, continuation: str, end: str = "") -> Encoded:
-        """Ids of both as one text, divided where the prompt ends, and the first token of the end; all uncut.
+        """Ids of both as one text, divided where the prompt ends, and the first id of `end`; nothing is cut.
 
-        Where a tokenizer joins the two across the border, each is encoded by itself.
+        If the tokenizer merges the two across the border, each is encoded by itself.
         """
         text = prompt + continuation
         first, both = self.ids(prompt), self.ids(text)
@@ -130,7 +130,7 @@ class Scorer:
         if not rows:
             return []
         check_ids(self.model, [i for row in rows for i in row.ids])
-        # The longest rows come first: if they do not fit into memory, that shows at once.
+        # The longest rows come first, so that a lack of memory shows at once.
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]), reverse=True)
         scores: dict[int, Score] = {}
         with tqdm(total=len(rows), desc=title, disable=title is None, leave=False) as bar:

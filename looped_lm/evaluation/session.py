@@ -1,4 +1,4 @@
-"""One evaluation, from what is asked to its results."""
+"""One evaluation, from the request to the results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from looped_lm.training.lightning_module import LoopedLM
 
 @dataclass
 class Evaluation:
-    """The options of `evaluate`, which say what None means; `run` fills the results.
+    """The options of `evaluate`, whose help says what None means; `run` fills the results.
 
     Raises:
         UserError: an option has no effect, or lm-eval is missing for public tasks.
@@ -118,7 +118,7 @@ class Evaluation:
                 f"The data has a vocabulary of {data.vocab_size}, the model one of {lm.model.vocab_size}: give "
                 "--data prepared with the model's tokenizer."
             )
-        # The data state of a checkpoint is compared with that of the data.
+        # Given the checkpoint, the data module compares its own state with the stored one.
         saved = None if Path(self.checkpoint).is_dir() else self.checkpoint
         for count in self.recurrences or default_counts(lm.model.num_recurrences):
             print(f"validation loss, r = {count}", file=sys.stderr)
@@ -185,7 +185,7 @@ def refusal(lm: LoopedLM, count: int) -> str | None:
 
 
 def fitted(example: Example, encoder: Encoder) -> tuple[Encoded, int]:
-    """Ids of an example with the last of its solved ones that fit into the context, and their number.
+    """Ids of an example after as many of its solved ones as fit into the context, and their number.
 
     The query is never cut, since the answer needs all of it, so the result may still be too long.
     """

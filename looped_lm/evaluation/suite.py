@@ -1,6 +1,6 @@
 """The downstream suite as data, and what the names of `--tasks` stand for.
 
-Axes, their public tasks, and the solved examples in a prompt: arXiv 2604.21106 (downstream suite). The axis of
+Source of the axes, their public tasks and the number of shots: arXiv 2604.21106 (downstream suite). The axis of
 reasoning primitives consists of our own probes.
 """
 
@@ -17,11 +17,11 @@ OWN_TASKS = Path(__file__).parent / "tasks"
 
 @dataclass(frozen=True)
 class PublicTask:
-    """A task of lm-eval, by the name that users and results have for it.
+    """A task of lm-eval, under the name that users and results give it.
 
     Args:
         shots: solved examples in a prompt; None: as the task says.
-        metric: lm-eval's, shown as accuracy; None: the first of `METRICS` that the task has.
+        metric: lm-eval's metric to show as accuracy; None: the first of `METRICS` that the task has.
         scale: factor that brings the metric into [0, 1].
         spec: name in lm-eval, or path of a task file; None: `name`.
     """
@@ -42,7 +42,7 @@ class PublicTask:
 METRICS = ("acc", "exact_match", "em", "exact")
 
 PROBE_AXIS = "reasoning_primitives"
-#: TyDiQA's part is English, as the paper's corpora are. lm-eval lacks SVAMP and MAWPS: the files are ours.
+#: TyDiQA's English part, as the paper's corpora are English. lm-eval lacks SVAMP and MAWPS: we supply the files.
 PUBLIC: dict[str, tuple[PublicTask, ...]] = {
     "parametric_knowledge": (
         PublicTask("triviaqa", 5, "exact_match"),
@@ -104,7 +104,7 @@ class Selection:
 
 
 def select(names: Sequence[str]) -> Selection:
-    """What names of groups, axes, probes and tasks (also of lm-eval or a file) stand for."""
+    """The parts that names of groups, axes, probes and tasks (also of lm-eval or a file) stand for."""
     wanted = [part for name in names for part in GROUPS.get(name, (name,))]
     parts = dict.fromkeys(part for name in wanted for part in AXES.get(name, (name,)) if part != RECURRENCES)
     probes = {probe.name: probe for probe in PROBES}

@@ -174,7 +174,7 @@ def test_a_context_that_is_too_short_is_said(run_cli: Any, in_folder: Path) -> N
             ["--ckpt", "m", "--out", "text.ckpt", "--overwrite"],
             "text.ckpt holds something other than results",
         ),
-        (["--ckpt", "m", "--out", "nowhere/x.json"], "nowhere is no folder open to you"),
+        (["--ckpt", "m", "--out", "nowhere/x.json"], "nowhere is not a writable folder"),
         (["--ckpt", "m", "--tasks", "indction_head"], "Did you mean 'induction_head'?"),
         (["--ckpt", "m", "--tokenizer", "os.getcwd"], "gives a str, which is not a tokenizer"),
         (["--ckpt", "m", "--device", "meta"], "device 'meta' cannot be used"),

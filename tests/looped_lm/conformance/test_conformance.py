@@ -86,7 +86,7 @@ MUTANTS: list[tuple[str, dict[str, Any], str]] = [
     ("one_recurrence", dict(injection=mutants.CallCounter), "At r = 1"),
     ("inputs", dict(lanes=mutants.InPlaceWrite), "InPlaceWrite.write changes its input"),
     ("inputs", dict(injection=mutants.InPlaceState), "InPlaceState.forward changes its input"),
-    ("mixing", dict(lanes=mutants.OtherMixing), "shows something else than recurrence 0"),
+    ("mixing", dict(lanes=mutants.OtherMixing), "shows another matrix than recurrence 0"),
     ("causality", dict(injection=mutants.LooksAhead), "not causal"),
     ("causality", dict(injection=mutants.LooksAside), "other rows"),
     ("more_recurrences", dict(injection=mutants.TableWithoutRule), "ends in IndexError"),
