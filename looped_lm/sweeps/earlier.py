@@ -1,7 +1,7 @@
-"""Runs that were begun under another id are found again by what they train.
+"""Finds runs that were begun under another id by what they train.
 
-An id changes when a version computes it in another way, or when a class gets an argument that it did not have. The
-run's folder, claim and record then keep the old id, so that nothing is trained again.
+An id changes when a version computes it in another way, or when a class gets a new argument. The run's folder, claim
+and record then keep the old id, so that nothing is trained again.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from looped_lm.common.errors import UserError
 from looped_lm.sweeps.runs import Run, arguments_of
 
 ATTEMPTS = "attempts.jsonl"
-"""In a run's folder: beginnings and ends of its attempts, one line each."""
+"""File in a run's folder: beginnings and ends of its attempts, one line each."""
 MARKER = "queued.json"
-"""In a run's folder: the job that SLURM has for it."""
+"""File in a run's folder: the job that SLURM has for the run."""
 _ID = re.compile(r"(.*-)?[0-9a-f]{8}")
 
 
@@ -33,7 +33,7 @@ def attempts(folder: Path) -> list[dict[str, Any]]:
     with suppress(FileNotFoundError, NotADirectoryError):
         text = (folder / ATTEMPTS).read_text(encoding="utf-8", errors="replace")
         for line in text.splitlines():
-            # The last line of a process that was killed may be half a line.
+            # A process that was killed may have left half a line at the end.
             with suppress(json.JSONDecodeError):
                 events.append(json.loads(line))
     return [event for event in events if isinstance(event, dict)]
@@ -59,7 +59,7 @@ class Earlier:
             if any(found.get(key, value) != value for key, value in wanted.items()):
                 continue
             with suppress(UserError, KeyError):
-                # A key that did not exist then is at its default of today.
+                # A key that did not exist then has its default of today.
                 if wanted.keys() - found.keys():
                     found = values(resolve_again(config))
                 if identity(found, run.axes) == wanted:
@@ -74,14 +74,14 @@ class Earlier:
         found: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
         for path in sorted([*self.root.glob("*"), *self.records.glob(f"*{RECORD_SUFFIX}")]):
             name = path.name.removesuffix(RECORD_SUFFIX)
-            # Folders whose names end in no hash are not the sweep's.
+            # Folders whose names do not end in a hash are not the sweep's.
             if name not in found and _ID.fullmatch(name) and (config := _config(path)):
                 found[name] = (config, values(config))
         return found
 
 
 def _config(path: Path) -> dict[str, Any] | None:
-    """Of a record, or of a folder's run from whatever an attempt came to write."""
+    """The configuration in a record, or of the run in a folder, from whatever its attempts wrote."""
     from looped_lm.sweeps.identity import resolve
 
     records = sorted(path.glob(f"*/checkpoints/*{RECORD_SUFFIX}")) if path.is_dir() else [path]

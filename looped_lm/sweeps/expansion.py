@@ -21,19 +21,19 @@ def expand(sweep: SweepFile) -> list[Run]:
     """The runs of a sweep, in the order of its axes, the last one running fastest.
 
     Raises:
-        UserError: an axis, a rule or a config that cannot be right, a run that `fit` would
-            refuse, or two runs that are the same.
+        UserError: a mistake in an axis, a rule or a config; a run that `fit` would refuse; or two runs that
+            are the same.
     """
     runs = _expanded(sweep)
     seen: dict[str, Run] = {}
     for run in runs:
         if seen.setdefault(run.hash, run) is not run:
-            raise UserError(f"{sweep.path}: the same run stands in it twice: {run.id} ({told(run.axes)}).")
+            raise UserError(f"{sweep.path}: the same run is in it twice: {run.id} ({told(run.axes)}).")
     return runs
 
 
 def _expanded(sweep: SweepFile) -> list[Run]:
-    """The runs of a sweep, without the look at what each trains that parsing takes."""
+    """The runs of a sweep, which are not compared, since that takes parsing each."""
     points: list[dict[str, Any]] = [{}]
     for key in _order(sweep):
         values = sweep.grid[key]
@@ -63,7 +63,7 @@ def shared_runs(sweep: SweepFile) -> list[Run]:
     """Runs of other sweeps that the results of this one need.
 
     Raises:
-        UserError: a rule that no run meets, or what `expand` refuses.
+        UserError: a rule that no run meets, or a mistake that `expand` refuses.
     """
     shared = []
     for entry in sweep.shared:
@@ -76,7 +76,7 @@ def shared_runs(sweep: SweepFile) -> list[Run]:
 
 
 def _order(sweep: SweepFile) -> list[str]:
-    """Axes with those that others depend on first."""
+    """The axes, those first that others depend on."""
     order: list[str] = []
     for key in sweep.grid:
         chain = [key]

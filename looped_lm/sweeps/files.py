@@ -32,14 +32,14 @@ class _Constructor(SafeConstructor):
     """
 
     def flatten_mapping(self, node: Any) -> Any:
-        """Merge what `<<` names, after a look at the keys: ruamel overlooks one that stands twice beside a `<<`."""
+        """Merge what `<<` names, after a check for keys given twice, which ruamel omits beside a `<<`."""
         if getattr(node, "merge", None) is None:
             seen: list[Any] = []
             for key_node, _ in node.value:
                 key = "<<" if key_node.tag == _MERGE else self.construct_object(key_node, deep=True)
                 if key in seen:
                     line = key_node.start_mark.line + 1
-                    raise UserError(f"line {line}: {key!r} stands twice in one mapping")
+                    raise UserError(f"line {line}: {key!r} is twice in one mapping")
                 seen.append(key)
         return super().flatten_mapping(node)
 
@@ -51,7 +51,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Content of a YAML file that holds a mapping.
 
     Raises:
-        UserError: it holds something else, or a key twice; the file is named, and the line.
+        UserError: it holds something else, or a key twice; the message names the file and the line.
     """
     reader = YAML(typ="safe", pure=True)
     reader.Constructor = _Constructor
@@ -70,7 +70,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def text(value: Any) -> str:
-    """A value as the command line takes it."""
+    """A value as one writes it on the command line."""
     if isinstance(value, float):
         return f"{value:g}" if float(f"{value:g}") == value else repr(value)
     return value if isinstance(value, str) else json.dumps(value)
@@ -80,7 +80,7 @@ def refuse_unknown(given: Iterable[Any], known: Iterable[str], where: str) -> No
     """Refuse names that do not exist.
 
     Raises:
-        UserError: naming the first one, what is like it, and all there are.
+        UserError: naming the first one, the name closest to it, and all there are.
     """
     known = list(known)
     for name in given:
@@ -100,24 +100,24 @@ class Shared:
 
 @dataclass(frozen=True)
 class SweepFile:
-    """A sweep as it is written."""
+    """A sweep as its file gives it."""
 
     path: Path
     name: str
-    """Of the folder of its runs."""
+    """Names the folder of its runs."""
     grid: dict[str, Any]
     """Axes, from `config` or a configuration key to a value, a list, or `{by: AXIS, VALUE: value or list}`."""
     configs: list[str] = field(default_factory=list)
-    """Config files on top of that of the axis `config`, for every run."""
+    """Config files for every run, after that of the axis `config`."""
     keys: dict[str, Any] = field(default_factory=dict)
-    """Values of configuration keys, for every run."""
+    """Values of configuration keys for every run."""
     only: list[dict[str, Any]] = field(default_factory=list)
     """Rules of which a run must meet one."""
     skip: list[dict[str, Any]] = field(default_factory=list)
     """Rules of which a run must meet none."""
     shared: list[Shared] = field(default_factory=list)
     slurm: dict[str, Any] = field(default_factory=dict)
-    """How SLURM runs it."""
+    """Settings for SLURM; see `slurm.SETTINGS`."""
 
 
 _TYPES: dict[str, type] = {
@@ -130,15 +130,15 @@ _NOT_FOR_SWEEPS = {
     "ckpt_path": "every run starts from its own weights, and goes on from them by itself",
     "trainer.fast_dev_run": "it leaves no record",
 }
-"""Keys of the configuration that are the sweep's own."""
+"""Keys of the configuration that only the sweep itself sets."""
 
 
 def find(name: str, beside: Path | None = None) -> Path:
-    """Path of a sweep file, given by path or by the name of one beside another sweep (looked for
-    first, as for config files) or of a shipped one.
+    """Path of a sweep file given by its path, or by the name of a shipped one or of one `beside` another sweep,
+    which is looked up first, as for config files.
 
     Raises:
-        UserError: there is none; the shipped ones are listed.
+        UserError: there is none; the message lists the shipped ones.
     """
     path = Path(name)
     places = [path, SHIPPED_SWEEPS / path]
@@ -156,7 +156,7 @@ def load(path: Path) -> SweepFile:
     """Read and check a sweep file.
 
     Raises:
-        UserError: an unknown key or a value of the wrong kind; the file is named.
+        UserError: an unknown key or a value of the wrong kind; the message names the file.
     """
     content = read_yaml(path)
     _check_kinds(content, tuple(_TYPES), str(path))
@@ -175,10 +175,10 @@ def load(path: Path) -> SweepFile:
                 raise UserError(f"{path}: {key} cannot be set by a sweep: {reason}.")
         if key == CONFIG and CONFIG in keys:
             raise UserError(
-                f"{path}: {key} stands under keys; config files of every run stand under configs."
+                f"{path}: {key} is given under keys; config files for every run go under configs."
             )
         if key in keys and key in grid:
-            raise UserError(f"{path}: {key} stands under keys and in the grid; leave one of them out.")
+            raise UserError(f"{path}: {key} is given under keys and in the grid; leave one of them out.")
     configs = [str(config) for config in content.get("configs", [])]
     shared = [_shared(entry, path) for entry in content.get("shared", [])]
     return SweepFile(path, **{**content, "name": name, "configs": configs, "shared": shared})

@@ -1,6 +1,6 @@
-"""What a run trains: the keys that decide it, of its configuration as `fit` would resolve it.
+"""What a run trains: the keys that decide it, taken from the configuration as `fit` would resolve it.
 
-Two ways to write a run resolve to the same configuration, so they have the same identity.
+Two ways to write the same run resolve to the same configuration, so they have the same identity.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ IDENTITY = (
     "trainer.gradient_clip_algorithm", "trainer.max_steps", "trainer.max_time", "trainer.limit_train_batches",
     "trainer.limit_val_batches", "trainer.overfit_batches",
 )  # fmt: skip
-"""What decides what is trained. Loggers, callbacks and devices do not."""
+"""Keys that decide what is trained. Loggers, callbacks and devices do not."""
 NOT_IDENTITY = (
     "model.val_every_steps", "model.compile_layers", "model.recompute", "data.batch_size", "data.val_batch_size",
     "data.val_rows", "data.num_workers",
 )  # fmt: skip
-"""Of those: what may change from one machine to the next. An axis always counts."""
+"""Those among them that may change from one machine to the next. An axis of the sweep always counts."""
 _NOT_PARSED_AGAIN = ("callbacks", "logger")
-"""Settings of the Trainer that no identity holds and that take most of the time of parsing."""
+"""Settings of the Trainer that are in no identity and take most of the time of parsing."""
 
 
 def values(config: Mapping[str, Any]) -> dict[str, Any]:
     """A resolved configuration as one mapping from dotted keys to values.
 
-    A component's key has its class, by one name whatever the configuration calls it, and its
-    arguments follow without `init_args`. Whole numbers are integers.
+    A component's key has its class, always under the same name, and its arguments follow without `init_args`.
+    Whole numbers are integers.
     """
     return dict(_leaves(config))
 
 
 def identity(config_values: Mapping[str, Any], axes: Collection[str]) -> dict[str, Any]:
-    """What of a configuration's `values` decides what is trained; axes of the sweep always count.
+    """The part of a configuration's `values` that decides what is trained; axes of the sweep always count.
 
-    A value that every run had before its key existed is left out: a new key changes no identity.
+    A value that every run had before its key existed is left out, so that a new key changes no identity.
     """
-    # An axis may be written with the words that say how a component is written.
+    # An axis may be written with class_path and init_args in it.
     axes = {axis.replace(".init_args", "").removesuffix(".class_path") for axis in axes}
     earlier = values({"model": {**BEFORE, **before()}})
     return {
@@ -91,12 +91,12 @@ def _one_name(path: str) -> str:
     try:
         return class_path(import_class(path))
     except (ValueError, AttributeError):
-        # Of a class that is gone, or of no class.
+        # The class is gone, or there never was one.
         return path
 
 
 class _ParsedOnly(PlanCLI):
-    """Parses and builds nothing."""
+    """Parses, and builds nothing."""
 
     def before_instantiate_classes(self) -> None: ...
 
@@ -111,7 +111,7 @@ def resolve(arguments: Sequence[str]) -> dict[str, Any]:
     The Trainer's callbacks and loggers are null, unless an option names them.
 
     Args:
-        arguments: `--config FILE` as two words each, and then `--key=value`.
+        arguments: first `--config FILE`, as two words each, then `--key=value`.
 
     Raises:
         UserError: `fit` would refuse them.
@@ -125,16 +125,16 @@ def resolve(arguments: Sequence[str]) -> dict[str, Any]:
         for name in _NOT_PARSED_AGAIN:
             if not any(option.startswith(f"--trainer.{name}") for option in options):
                 config.trainer[name] = None
-        # Without defaults: those are in the files' configuration.
+        # Without defaults: the configuration of the files has them.
         config = parser.parse_args(list(options), namespace=config, defaults=False)
         return _dumped(parser, config)
 
 
 def resolve_again(config: Mapping[str, Any]) -> dict[str, Any]:
-    """An earlier version's resolved configuration with keys of today at their defaults.
+    """An earlier version's resolved configuration, with keys that are new today at their defaults.
 
     Raises:
-        UserError: it has keys or classes that do not exist any more.
+        UserError: it has keys or classes that no longer exist.
     """
     trainer = {k: v for k, v in config["trainer"].items() if k not in _NOT_PARSED_AGAIN}
     with refusals_raised():
@@ -145,7 +145,7 @@ def resolve_again(config: Mapping[str, Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=64)
 def _parsed(files: tuple[str, ...], contents: tuple[bytes, ...]) -> tuple[LightningArgumentParser, Namespace]:
-    """A parser, and what it makes of config files, which are parsed anew when they change."""
+    """A parser, and what it makes of config files, which are parsed again when their contents change."""
     cli = _ParsedOnly(resolve_arguments(list(files)))
     return cli.parser, cli.config
 
@@ -156,7 +156,7 @@ def _dumped(parser: LightningArgumentParser, config: Namespace) -> dict[str, Any
 
 @contextmanager
 def refusals_raised() -> Iterator[None]:
-    """A parser's way to refuse, which is to print and to leave, as an exception.
+    """Turn a parser's way of refusing, which is to print and exit, into an exception.
 
     Raises:
         UserError: what the parser printed.

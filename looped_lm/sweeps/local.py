@@ -21,7 +21,7 @@ from looped_lm.sweeps.worker import BUSY, follow_parent, work
 CANNOT_START = 77
 """Exit status of a process that could not begin its run."""
 POLL_SECONDS = 1.0
-"""How often runs that another launcher has are looked at."""
+"""How often to look at runs that another launcher has taken."""
 
 
 @dataclass
@@ -33,11 +33,11 @@ class Outcome:
     failed: list[Run] = field(default_factory=list)
     elsewhere: list[Run] = field(default_factory=list)
     trained: int = 0
-    """Runs that processes of this launcher brought to their end."""
+    """Runs that processes of this launcher finished."""
     fit_seconds: float = 0.0
-    """What these added to their records' wall_seconds."""
+    """Seconds that these runs added to their records' wall_seconds."""
     run_seconds: float = 0.0
-    """From the start of their processes to the end."""
+    """Seconds from the start of their processes to the end."""
     signum: int | None = None
 
     @property
@@ -62,11 +62,11 @@ class LocalLauncher:
     The process that calls it must not have started threads or a device.
 
     Args:
-        place: of the sweep.
+        place: folder of the sweep's runs.
         jobs: how many runs at a time.
-        devices: to share out over the jobs, as CUDA_VISIBLE_DEVICES names them.
-        flops: training FLOPs of each run by hash, for the time that is left.
-        attempts: of each run when it was chosen, by hash; see `work`.
+        devices: accelerators to share out over the jobs, as CUDA_VISIBLE_DEVICES names them.
+        flops: training FLOPs of each run by hash, to estimate the time that is left.
+        attempts: attempts at each run when it was chosen, by hash; see `work`.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ class LocalLauncher:
         self.threads = max(1, len(os.sched_getaffinity(0)) // jobs)
 
     def run(self, runs: list[Run]) -> Outcome:
-        """Run all of them that are not finished, each at most once; what became of them.
+        """Run all that are not finished, each at most once; return what became of them.
 
-        Waits for runs that another launcher is at, and takes over what it leaves unfinished. On
-        SIGTERM or SIGINT the runs under way save and stop, and no other is started.
+        Waits for runs that another launcher works on, and takes over what it leaves unfinished. On SIGTERM or
+        SIGINT the runs under way save and stop, and no others are started.
         """
         self._began, self._flops_done = time.monotonic(), 0.0
         self._of, self._flops_left = len(runs), sum(self.flops[run.hash] for run in runs)
@@ -97,7 +97,7 @@ class LocalLauncher:
                     jobs.append(self._start(waiting.pop(0), jobs))
                 wait([job.process.sentinel for job in jobs], timeout=POLL_SECONDS)
                 if outcome.signum is not None and not passed_on:
-                    # Once: Ctrl-C reaches the runs by itself where they share the terminal.
+                    # Only once: Ctrl-C also reaches the runs directly if they share the terminal.
                     passed_on = True
                     name = signal.Signals(outcome.signum).name
                     print(f"{name}: {len(jobs)} run(s) under way save and stop.")
@@ -146,7 +146,7 @@ class LocalLauncher:
         run, name = job.run, self.place.name(job.run)
         job.process.join()
         if job.process.exitcode == BUSY:
-            print(f"elsewhere {name}: another launcher is at it")
+            print(f"elsewhere {name}: another launcher works on it")
             outcome.elsewhere.append(run)
             return
         if job.process.exitcode == CANNOT_START:
@@ -154,7 +154,7 @@ class LocalLauncher:
             outcome.failed.append(run)
             return
         if job.process.exitcode == -signal.SIGKILL:
-            print(f"killed    {name} by SIGKILL: perhaps the memory of the machine ran out")
+            print(f"killed    {name} by SIGKILL: perhaps the machine ran out of memory")
         self._sort(run, outcome)
         end = self.place.attempts(run)[-1:]
         record = self.place.record(run)
@@ -167,7 +167,7 @@ class LocalLauncher:
             self._flops_done += self.flops[run.hash] * fit_seconds / (record.wall_seconds or 1.0)
 
     def _sort(self, run: Run, outcome: Outcome) -> None:
-        """Note what became of a run that nobody is at any more."""
+        """Note what became of a run that nobody works on any more."""
         status, name = self.place.status(run), self.place.name(run)
         self._flops_left -= self.flops[run.hash]
         if status.state is State.FINISHED:
@@ -195,14 +195,14 @@ class LocalLauncher:
             if state is not State.RUNNING:
                 outcome.elsewhere.remove(run)
             if state in (State.WAITING, State.INTERRUPTED):
-                # Whoever had it is gone.
+                # The launcher that had it is gone.
                 waiting.append(run)
             elif state is not State.RUNNING:
                 self._sort(run, outcome)
 
 
 def visible_devices() -> list[str]:
-    """Accelerators that a process started here would see, without starting one of them."""
+    """Accelerators that a process started from here would see, without initialising any of them."""
     import torch
 
     given = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -1,7 +1,7 @@
-"""Where the runs of a sweep are, who works on one, and how far each has come, read off the files.
+"""Where the runs of a sweep are, who works on each, and how far it has come, read from the files.
 
 `<out>/<sweep>/<run id>/` holds `attempts.jsonl`, `log.txt` and whatever `fit` writes;
-`<out>/<sweep>/records/` the record of every finished run. A claim is a lock that the operating
+`<out>/<sweep>/records/` holds the record of every finished run. A claim is a lock that the operating
 system releases when the process that holds it ends, however that happens.
 """
 
@@ -27,7 +27,7 @@ from looped_lm.sweeps.earlier import ATTEMPTS, Earlier, attempts
 from looped_lm.sweeps.runs import Run
 
 INTERRUPTIONS = (EXIT_STATUS, 130, 143)
-"""Exit statuses of runs that somebody stopped: saved on a signal, Ctrl-C, SIGTERM."""
+"""Exit statuses of runs that were stopped: after saving on a signal, by Ctrl-C, by SIGTERM."""
 
 
 class State(Enum):
@@ -46,16 +46,16 @@ class Claimed(Exception):
 
 
 def latest_record(path: Path) -> RunRecord | None:
-    """The record at a path, or of the run in a folder: a completed one, else that of the latest step.
+    """The record in a file, or of the run in a folder: a completed one, else that of the latest step.
 
     Raises:
-        RecordError: the path is a file that holds none.
+        RecordError: the path is a file that does not hold a record.
     """
     if path.is_file():
         return RunRecord.load(path)
     records = []
     for found in sorted(path.glob(f"*/checkpoints/*{RECORD_SUFFIX}")):
-        # Being written or removed at this moment; or damaged, and then it counts for nothing.
+        # It may be written or removed at this moment; a damaged one does not count.
         with suppress(RecordError):
             records.append(RunRecord.load(found))
     return max(records, key=lambda record: (record.finished, record.steps), default=None)
@@ -67,13 +67,13 @@ class Status:
 
     run: Run
     hash: str
-    """The one its folder is named by."""
+    """The hash in the name of its folder."""
     state: State
     record: RunRecord | None
-    """The latest one."""
+    """Its latest record."""
     attempts: int
     exit_status: int | None
-    """Of the last attempt that ended."""
+    """Exit status of the last attempt that ended."""
 
 
 class Place:
@@ -82,8 +82,8 @@ class Place:
     Args:
         out: folder of all sweeps.
         sweep: name of the sweep.
-        records: where records of finished runs are kept; None: in the sweep's own folder.
-            A record there makes its run count as finished, also on another machine.
+        records: where records of finished runs are kept; None: in the sweep's own folder. A record there makes
+            its run count as finished, even if another machine trained it.
     """
 
     def __init__(self, out: Path, sweep: str, records: Path | None = None) -> None:
@@ -95,7 +95,7 @@ class Place:
         return {"root": self.root, "records": self.records}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # Of earlier versions, which queued jobs hold, there is more.
+        # Jobs queued by earlier versions hold more than this.
         self.root, self.records, self._names = state["root"], state["records"], {}
 
     @cached_property
@@ -114,7 +114,7 @@ class Place:
         return self._names[run.hash]
 
     def hash(self, run: Run) -> str:
-        """The hash that a run's folder, claim and record are named by."""
+        """The hash in the names of a run's folder, claim and record."""
         return self.name(run)[-len(run.hash) :]
 
     def folder(self, run: Run) -> Path:
@@ -122,7 +122,7 @@ class Place:
         return self.root / self.name(run)
 
     def log(self, run: Run) -> Path:
-        """What a run printed, over all its attempts."""
+        """The file with what a run printed in all its attempts."""
         return self.folder(run) / "log.txt"
 
     def command(self, run: Run) -> list[str]:
@@ -138,11 +138,11 @@ class Place:
         return own
 
     def _collected(self, hash_: str) -> list[Path]:
-        """Where the record of a run is among those that were collected, by whatever name."""
+        """Collected records whose names end with a hash, whatever comes before it."""
         return sorted(self.records.glob(f"*{hash_}{RECORD_SUFFIX}"))
 
     def foreign(self, runs: Iterable[Run]) -> list[Path]:
-        """Collected records of none of these runs."""
+        """Collected records that belong to none of these runs."""
         known = tuple(f"{self.hash(run)}{RECORD_SUFFIX}" for run in runs)
         return [path for path in self._collected("") if not path.name.endswith(known)]
 
@@ -151,7 +151,7 @@ class Place:
         return (record := self.record(run)) is not None and record.finished
 
     def status(self, run: Run) -> Status:
-        """How far a run is."""
+        """How far a run has come."""
         record = self.record(run)
         events = self.attempts(run)
         ends = [event["exit_status"] for event in events if "exit_status" in event]
@@ -160,7 +160,7 @@ class Place:
         elif not events:
             state = State.WAITING
         elif "exit_status" not in events[-1]:
-            # Asked only here: to ask for a claim is to hold it for a moment.
+            # Checked only here, since to check a claim is to hold it for a moment.
             state = State.RUNNING if self._is_claimed(run) else State.INTERRUPTED
         else:
             state = State.INTERRUPTED if ends[-1] in INTERRUPTIONS else State.FAILED
@@ -168,11 +168,11 @@ class Place:
         return Status(run, self.hash(run), state, record, begun, last)
 
     def keep_record(self, run: Run, record: RunRecord | None = None) -> Path | None:
-        """Put a finished run's record among the collected ones; its path, or None if unfinished.
+        """Put a finished run's record among the collected ones; its path, or None if the run is unfinished.
 
         Args:
             run: the run.
-            record: of a run that is elsewhere; None: the latest in this place.
+            record: the record of a run that was trained elsewhere; None: the latest in this place.
         """
         record = record or self.record(run)
         if record is None or not record.finished:
@@ -187,13 +187,13 @@ class Place:
 
     @contextmanager
     def claimed(self, run: Run, timeout: float = 0.0) -> Iterator[None]:
-        """Keep all other processes off a run, asking for it for so many seconds.
+        """Keep all other processes off a run; wait for it up to `timeout` seconds.
 
         Raises:
-            Claimed: one of them has it.
+            Claimed: another process has it.
             OSError: the folder cannot be made or written to.
         """
-        # By hash: two processes that name a run differently still mean the same one.
+        # By hash: two processes may name the same run differently.
         locks = self.root / ".claims"
         locks.mkdir(parents=True, exist_ok=True)
         lock = FileLock(locks / self.hash(run))
@@ -224,14 +224,14 @@ class Place:
         about = {"time": time.time(), "process": os.getpid(), "host": platform.node(), **event}
         path = self.folder(run) / ATTEMPTS
         path.parent.mkdir(parents=True, exist_ok=True)
-        # In one write and on a line of its own, whatever a killed process left.
+        # In one write and on a new line, whatever a killed process left.
         with path.open("a+b") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
             clean = file.read(1) in (b"", b"\n")
             file.write((b"" if clean else b"\n") + json.dumps(about).encode() + b"\n")
 
     def last_lines(self, run: Run, count: int = 6) -> list[str]:
-        """The last lines that a run printed; of a progress bar, what it showed last."""
+        """The last lines that a run printed; for a progress bar, what it showed last."""
         try:
             with self.log(run).open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - 20_000))

@@ -1,4 +1,4 @@
-"""What the runs of a sweep would be, from the parser of `fit` and models on the meta device."""
+"""Size and cost of the runs of a sweep, from the parser of `fit` and models on the meta device."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class PlannedRun:
     Args:
         run: the run.
         model: its LoopedLM.
-        precision: of the Trainer.
-        batch_size: rows per device and micro-batch: as configured, or the most that fit the
-            memory asked about; None if not even one fits.
-        memory: bytes of one process with that many rows, fp32 throughout; None: not asked.
+        precision: the Trainer's precision.
+        batch_size: rows per device and micro-batch: as configured, or the most that fit the given memory;
+            None if not even one fits.
+        memory: bytes of one process with that many rows, fp32 throughout; None: no memory was given.
     """
 
     run: Run
@@ -49,7 +49,7 @@ class PlannedRun:
 
     @property
     def flops(self) -> float:
-        """Training FLOPs of its steps, convention `paper`."""
+        """Training FLOPs of all steps, convention `paper`."""
         return self.model.plan.steps * self.model.batch_tokens * self.model.flops_per_token
 
 
@@ -57,7 +57,7 @@ class Planner:
     """Plans runs one by one as `fit` would, so that what `fit` refuses is refused here.
 
     Args:
-        memory: bytes of one device, for the largest batch that fits; None: do not ask.
+        memory: bytes of one device, to find the largest batch that fits; None: keep the configured one.
         devices: processes per run; None: as configured.
     """
 
@@ -66,10 +66,10 @@ class Planner:
         self._bytes: dict[str, tuple[float, float]] = {}
 
     def plan(self, run: Run) -> PlannedRun:
-        """Plan one run. All its classes are imported then, so that a fork starts at once.
+        """Plan one run. This imports all its classes, so that a fork starts at once.
 
         Raises:
-            UserError: `fit` would refuse it; says which run and why.
+            UserError: `fit` would refuse the run; the message says which run and why.
         """
         try:
             with refusals_raised():
@@ -85,7 +85,7 @@ class Planner:
         return PlannedRun(run, model, str(trainer.precision), rows, needed)
 
     def _fit(self, model: LoopedLM, devices: int, memory: float) -> tuple[int | None, float]:
-        """Most rows that fit, of those that divide the batch, and the bytes they take."""
+        """The most rows that divide the batch and fit, and the bytes that they take."""
         shape = {k: v for k, v in model.hparams.items() if k not in _NOT_MEMORY}
         most = max(model.drawn)
         same_shape = repr((most, sorted(shape.items())))
@@ -106,7 +106,7 @@ def peak_flops(device: str, precision: str) -> float:
     """Peak FLOPs/s of a device for a Trainer's precision, from Lightning's table.
 
     Raises:
-        UserError: the table does not have the device, or not for this precision.
+        UserError: the table does not have the device, or has it without this precision.
     """
     table = peak_flops_table()
     if device not in table:
@@ -122,7 +122,7 @@ def peak_flops(device: str, precision: str) -> float:
 
 
 def plan_table(planned: Sequence[PlannedRun], rate: float | None) -> str:
-    """One line per run: N, D, FLOPs, steps, rows and, at a rate in FLOPs/s, the time."""
+    """One line per run: N, D, FLOPs, steps, rows and, for a `rate` in FLOPs/s, the time."""
     axes, headings = varying([p.run for p in planned])
     with_memory = any(p.memory is not None for p in planned)
     header = ["hash", *headings, "N", "D", "D/N", "FLOPs/token", "steps", "FLOPs"]

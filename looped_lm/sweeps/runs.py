@@ -23,9 +23,9 @@ class Run:
     Args:
         sweep: name of its sweep.
         configs: absolute paths of its config files, in order.
-        keys: values of configuration keys on top of these.
-        axes: its place in the grid.
-        named_by: axes that its id tells.
+        keys: values of configuration keys, which override the files.
+        axes: its place in the grid: a value for every axis.
+        named_by: axes whose values are in its id.
     """
 
     sweep: str
@@ -36,10 +36,10 @@ class Run:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What it trains, by key: not how it is written, nor how a machine runs it.
+        """What it trains, by key, however it is written and whichever machine runs it.
 
         Raises:
-            UserError: `fit` would refuse it; says which run and why.
+            UserError: `fit` would refuse it; the message says which run and why.
         """
         from looped_lm.sweeps.identity import identity, resolve, values
 
@@ -56,7 +56,7 @@ class Run:
 
     @cached_property
     def id(self) -> str:
-        """Readable name with the hash; names the folder of the run."""
+        """A readable name that ends with the hash; it names the folder of the run."""
         names = [Path(str(self.axes[CONFIG])).stem] if CONFIG in self.axes else []
         for key in self.named_by:
             name = key.rpartition(".")[2]
@@ -65,12 +65,12 @@ class Run:
         return "-".join([*names, self.hash])
 
     def arguments(self) -> list[str]:
-        """Arguments of the command line that trains it, without place and name."""
+        """Arguments of the command line that trains it, without folder and name."""
         configs = [word for path in self.configs for word in ("--config", path)]
         return [*configs, *(f"--{key}={text(value)}" for key, value in self.keys.items())]
 
     def command(self, folder: Path) -> list[str]:
-        """The words after `python -m looped_lm` that start it in a folder or go on with it."""
+        """The words after `python -m looped_lm` that start it in a folder, or go on with it there."""
         root = str(folder.parent)
         # As text, whatever YAML would make of a path with a colon.
         save_dir = json.dumps(root, ensure_ascii=False) if ": " in root else root
@@ -78,12 +78,12 @@ class Run:
         return ["fit", *self.arguments(), *place]
 
     def label(self, keys: list[str]) -> list[str]:
-        """Its values of some axes, as text."""
+        """Its values on some axes, as text."""
         return [text(self.axes.get(key, "")) for key in keys]
 
 
 def varying(runs: Sequence[Run]) -> tuple[list[str], list[str]]:
-    """Axes in which runs differ, `config` always, and their last words as headings."""
+    """Axes in which runs differ, and `config` if there is one; and their last words as headings."""
     axes = [
         key
         for key in dict.fromkeys(key for run in runs for key in run.axes)
@@ -98,6 +98,6 @@ def told(point: dict[str, Any]) -> str:
 
 
 def arguments_of(command: Sequence[str]) -> list[str]:
-    """The arguments in what `Run.command` made; none of any other command line."""
+    """The `Run.arguments` in what `Run.command` made; [] for any other command line."""
     place = next((i for i, word in enumerate(command) if word.startswith(f"{_SAVE_DIR}=")), 0)
     return list(command[1:place]) if "--resume=auto" in command else []

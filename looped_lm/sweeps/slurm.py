@@ -36,14 +36,14 @@ SETTINGS = {
     "setup": "setup",
     "options": "additional_parameters",
 }
-"""Settings of a sweep's `slurm` and of a profile file, and what submitit calls them. `time` is in minutes or as SLURM
-writes it ([D-]HH:MM:SS), `gpus` per node, `cpus` per process, `at_once` the most tasks that run together,
-`signal_seconds` how long before its end a task saves and asks to be requeued, `setup` shell lines before it, `options`
-any other option of sbatch."""
+"""Settings under a sweep's `slurm` and in a profile file, and what submitit calls them. `time` is in minutes or as
+SLURM writes it ([D-]HH:MM:SS), `gpus` per node, `cpus` per process, `at_once` the most tasks that run together,
+`signal_seconds` how long before its end a task saves and asks to be requeued; `setup` has shell lines to run
+first, `options` any other options of sbatch."""
 
 
 def settings(sweep: Mapping[str, Any], profile: Path | None, where: Path) -> dict[str, Any]:
-    """Settings of a sweep file with those of a profile file on top.
+    """Settings of a sweep file, overridden by those of a profile file.
 
     Raises:
         UserError: an unknown setting, or a time that cannot be read.
@@ -74,7 +74,7 @@ def minutes(time: Any) -> int:
 
 
 def task(place: Place, run: Run, extra: tuple[str, ...], attempts: int) -> None:
-    """What every process of a task of the array does. Leaves with the run's exit status."""
+    """What every process of a task of the array does. Exits with the run's exit status."""
     import torch
 
     torch.set_num_threads(int(os.environ.get("SLURM_CPUS_PER_TASK", 1)))
@@ -88,7 +88,7 @@ def executor(folder: Path, name: str, chosen: Mapping[str, Any]) -> Any:
     """A submitit executor.
 
     Raises:
-        UserError: submitit or SLURM is not there, or it refuses a setting.
+        UserError: submitit or SLURM is missing, or a setting is refused.
     """
     try:
         import submitit
@@ -115,7 +115,7 @@ def executor(folder: Path, name: str, chosen: Mapping[str, Any]) -> Any:
 
 
 def machine_arguments(chosen: Mapping[str, Any]) -> tuple[str, ...]:
-    """Arguments of `fit` that follow from the allocation."""
+    """Arguments of `fit` that follow from the allocation: devices and nodes."""
     names = {"gpus": "devices", "nodes": "num_nodes"}
     asked = {name: chosen.get(key) for key, name in names.items()}
     return tuple(f"--trainer.{name}={count}" for name, count in asked.items() if count)
@@ -124,7 +124,7 @@ def machine_arguments(chosen: Mapping[str, Any]) -> tuple[str, ...]:
 def submit(
     made: Any, place: Place, runs: list[Run], extra: tuple[str, ...], attempts: Mapping[str, int]
 ) -> list[str]:
-    """Submit runs as one array, with the attempts at each so far by hash; their jobs."""
+    """Submit runs as one array, with the attempts at each so far, by hash; return their jobs."""
     counts = [attempts[run.hash] for run in runs]
     jobs = made.map_array(task, [place] * len(runs), runs, [extra] * len(runs), counts)
     for run, job in zip(runs, jobs, strict=True):
@@ -147,7 +147,7 @@ def queued(place: Place, runs: list[Run]) -> dict[str, str]:
         capture_output=True, text=True,
     )  # fmt: skip
     if asked.returncode:
-        # A run that is submitted twice is still trained once: its claim sees to that.
+        # A run that is submitted twice is still trained once, thanks to its claim.
         return {}
     there = set(asked.stdout.split())
     return {hash_: job for hash_, job in jobs.items() if job in there}

@@ -1,4 +1,4 @@
-"""Trains one run of a sweep in this process: claims it, writes its log and attempts."""
+"""Trains one run of a sweep in this process: claims it, and writes its log and attempts."""
 
 from __future__ import annotations
 
@@ -15,24 +15,23 @@ from looped_lm.sweeps.place import Claimed, Place, State
 from looped_lm.sweeps.runs import Run
 
 BUSY = 76
-"""Exit status where another process has the run."""
+"""Exit status if another process has the run."""
 _CLAIM_SECONDS = 2.0
-"""How long to ask for a run: who only looks whether it is claimed holds it for a moment."""
+"""How long to wait for a run: a process that only checks its claim holds it for a moment."""
 
 
 def work(place: Place, run: Run, extra: tuple[str, ...] = (), attempts: int | None = None) -> int:
-    """Train or continue a run that is neither finished nor taken; its exit status.
+    """Train or continue a run that is neither finished nor taken; return its exit status.
 
     A run that failed under another launcher since it was chosen is left to the user to retry.
 
-    Must be called in the main thread of a process that does nothing else: its output goes into
-    the run's log.
+    Must be called in the main thread of a process that does nothing else: its output goes into the run's log.
 
     Args:
-        place: of the sweep.
+        place: folder of the sweep's runs.
         run: what to train.
         extra: arguments of the command line for this machine.
-        attempts: how many there had been when the run was chosen; None: do not ask.
+        attempts: attempts at the run when it was chosen; None: retry it even if it has failed since.
 
     Raises:
         OSError: the run's folder cannot be written to.
@@ -67,14 +66,14 @@ def work(place: Place, run: Run, extra: tuple[str, ...] = (), attempts: int | No
 
 
 def accompany(place: Place, run: Run, extra: tuple[str, ...], rank: int) -> int:
-    """What the other processes of a run do where a scheduler starts all; rank 0 does `work`."""
+    """What the other processes of a run do if a scheduler starts them all; rank 0 does `work`."""
     if place.finished(run):
         return 0
     return _fit([*place.command(run), *extra], place.log(run).with_name(f"log-rank{rank}.txt"))
 
 
 def _fit(command: list[str], log: Path) -> int:
-    """Run a command line with all output, also that of code in C, in a log; its exit status."""
+    """Run a command line with all output, even that of C code, in a log; return its exit status."""
     log.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -93,7 +92,7 @@ def _fit(command: list[str], log: Path) -> int:
 
 
 def follow_parent() -> None:
-    """Stop this process's run, as SIGTERM would, when the process that started it is gone."""
+    """Stop this process's run, as SIGTERM would, once the process that started it is gone."""
     parent = os.getppid()
 
     def watch() -> None:

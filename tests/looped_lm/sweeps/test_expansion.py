@@ -198,7 +198,7 @@ def test_axes_that_depend_on_others_and_rules(tmp_path: Path) -> None:
         ("gird: {model.size: 1}", ["'gird'", "Did you mean 'grid'?"]),
         ("grid: [1]", ["grid is [1]", "dict"]),
         ("keys: {model.size: 1}", ["no grid"]),
-        ("grid: {model.size: [1], model.size: [2]}", ["'model.size' stands twice"]),
+        ("grid: {model.size: [1], model.size: [2]}", ["'model.size' is twice"]),
         ("grid: {model.size: [1, 1]}", ["model.size has the value 1 twice"]),
         ("grid: {model.size: []}", ["empty list"]),
         ("grid: {config: r9.yaml}", ["r9.yaml", "Did you mean 'r"]),
@@ -222,14 +222,14 @@ def test_axes_that_depend_on_others_and_rules(tmp_path: Path) -> None:
         ("grid: {model.size: [1, 2]}\nskip: [{model.size: 3}]", ["no run meets the rule skip model.size: 3"]),
         ("grid: {model.size: [1, 2]}\nskip: [{model.size: '>0'}]", ["leave no run"]),
         ("grid: {model.size: [1, 2]}\nkeys: {model.size: 3}", ["under keys and in the grid"]),
-        ("grid: {model.size: [1, 2]}\nkeys: {config: r8.yaml}", ["stand under configs"]),
+        ("grid: {model.size: [1, 2]}\nkeys: {config: r8.yaml}", ["go under configs"]),
         ("grid: {run_name: [a, b]}", ["run_name cannot be set by a sweep", "named after its id"]),
         ("grid: {model.size: [1, 2]}\nkeys: {resume: auto}", ["resume cannot be set"]),
         ("grid: {1: [2, 3]}", ["1 does not name a key"]),
         ("grid: {on: [2, 3]}", ["on: 2 is refused", "--on=2"]),
         ("grid: {seed_everything: [1, '1']}", ["twice"]),
         ("grid: {model.injection: [LinearInjection, looped_lm.LinearInjection]}", ["twice"]),
-        ("grid: {model.size: [1, 2]}\nkeys: {a: 1, a: 2}", ["'a' stands twice"]),
+        ("grid: {model.size: [1, 2]}\nkeys: {a: 1, a: 2}", ["'a' is twice"]),
         ("grid: {model.size: [1, 2]}\nname: a/b", ["'a/b'"]),
         ("grid: {model.size: [1, 2]}\nshared: [{sweep: iso_deph.yaml}]", ["Did you mean 'iso_depth.yaml'?"]),
         ("grid: {model.horizon: [looped_lm.Steps, looped_lm.Steps]}", ["twice"]),
@@ -322,7 +322,7 @@ def test_an_id_is_what_is_trained_and_nothing_else(tmp_path: Path) -> None:
     assert ids(f"{plain}\nkeys: {{data.data_dir: 2024-01-01}}") != [one], "a date is text"
     two = ids("grid: {config: r4.yaml, model.horizon.flops: 1e13, model.compile_layers: [false, true]}")
     assert len(set(two)) == 2, "an axis always tells runs apart"
-    with pytest.raises(ValueError, match="stands in it twice"):
+    with pytest.raises(ValueError, match="the same run is in it twice"):
         ids("grid: {config: r4.yaml, model.bptt: [looped_lm.FullBPTT, {class_path: looped_lm.FullBPTT}]}")
 
 
