@@ -1,4 +1,4 @@
-"""Callbacks of the training run, one concern per file. Named in configuration by `callbacks.<Name>`."""
+"""Callbacks of the training run, one concern per file. Configurations name them `callbacks.<Name>`."""
 
 from __future__ import annotations
 

@@ -20,13 +20,13 @@ from looped_lm.runs.lightning_internals import NewestCheckpoints, batches_begun,
 class Checkpoints(NewestCheckpoints):
     """Writes the run's state after every validation and every `every_n_steps` steps, and keeps the newest.
 
-    An old one is removed when the new one is on the disk. After a resume those in the folder count, too, but not files
-    of other names, such as another callback's.
+    An old one is removed once the new one is on disk. After a resume, those in the folder count, too, but not
+    files with other names, such as another callback's.
 
     Args:
-        keep: how many stay; -1 keeps all. Two at least, if a damaged one is to have one before it.
-        every_n_steps: optimizer steps between writings beside those after validations; None for none.
-        dirpath: folder; None for `checkpoints` in the run's.
+        keep: how many to keep; -1 keeps all. Keep at least two to have one left if the newest is damaged.
+        every_n_steps: optimizer steps between checkpoints besides those after validations; None: only those.
+        dirpath: folder; None: `checkpoints` in the run's folder.
         filename: pattern with the metric `step` and no other.
 
     Raises:
@@ -56,18 +56,18 @@ class Checkpoints(NewestCheckpoints):
             save_now(self, trainer)
 
     def is_due(self, trainer: L.Trainer) -> bool:
-        """Whether the state is written at this step's end; where a validation follows, that comes first."""
+        """Whether the state is written at this step's end, and not after a validation that follows it."""
         if not self.every_n_steps or trainer.global_step % self.every_n_steps or is_over(trainer):
             return False
         return batches_begun(trainer) % trainer.val_check_batch != 0  # type: ignore[operator]
 
     def _is_own(self, stored: Stored) -> bool:
         name = Path(self.format_checkpoint_name({"step": torch.tensor(stored.step)})).stem
-        # Lightning appends a version where the name is taken.
+        # Lightning appends a version if the name is taken.
         return re.fullmatch(rf"{re.escape(name)}(-v\d+)?", stored.path.stem) is not None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Adopt the folder's checkpoints up to the run's step, and mend what a kill left half done."""
+        """Adopt the folder's checkpoints up to the run's step, and write records that a kill left missing."""
         super().on_train_start(trainer, pl_module)
         folder = Path(str(self.dirpath))
         found: dict[str, int] = {}

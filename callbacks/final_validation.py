@@ -16,7 +16,7 @@ class FinalValidation(L.Callback):
         self._use_all_rows(trainer, False)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # The module makes up for a final validation that a stop came before.
+        # The module makes up for a final validation that the run stopped before.
         if is_over(trainer):
             self._use_all_rows(trainer)
 
@@ -35,7 +35,7 @@ class FinalValidation(L.Callback):
 
 
 def in_training(trainer: L.Trainer) -> bool:
-    """Whether what runs belongs to `fit` and is not Lightning's sanity check before it."""
+    """Whether the trainer is in `fit` and not in Lightning's sanity check before it."""
     return trainer.state.fn == "fit" and not trainer.sanity_checking
 
 

@@ -53,7 +53,7 @@ class FlopsMonitor(L.Callback):
         self._seconds_before = state_dict["seconds"]
 
     def go_back(self, state_dict: dict[str, Any]) -> None:
-        """Count again from an earlier step, while the clock of the run goes on."""
+        """Go on counting from an earlier step, while the clock of the run goes on."""
         self.tokens, self.flops = state_dict["tokens"], state_dict["flops"]
         self._restart_clock()
 
@@ -78,7 +78,7 @@ class FlopsMonitor(L.Callback):
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         if self._validated:
-            # Now and not at the validation's end, where other callbacks save, draw and write texts.
+            # Now, not at the validation's end, when other callbacks still save, draw and write texts.
             self._validated = False
             self._restart_clock()
 
@@ -91,12 +91,12 @@ class FlopsMonitor(L.Callback):
         tokens = batch[1].numel() * trainer.world_size
         self.tokens += tokens
         ends = pl_module.ends_step(batch_idx)
-        # The count of steps has gone up already after the micro-batch that ends one.
+        # After the micro-batch that ends a step, the count of steps has already gone up.
         self.flops += tokens / pl_module.batch_tokens * pl_module.step_flops(trainer.global_step - ends)
         if not ends:
             return
         budget = pl_module.plan.flops_budget
-        # Strictly: exactly half a step short is where the plan may have rounded up.
+        # Strictly above: at exactly half a step short the plan may have rounded up.
         if budget is not None and self.flops > budget - 0.5 * pl_module.step_flops(trainer.global_step):
             trainer.should_stop = True
         if not pl_module.logs_step(trainer.global_step):

@@ -1,4 +1,4 @@
-"""What happens to a run that diverges: it stops, or goes back and leaves out what led there."""
+"""What happens to a run that diverges: it stops, or goes back and leaves out the rows that led there."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from looped_lm.common.errors import UserError
 from looped_lm.common.text import say
 from looped_lm.runs.lightning_internals import take_steps_back
 
-#: Logged training losses that the median is taken of, and how many it needs.
+#: How many of the last logged training losses the median is over, and how many it needs.
 MEDIAN_OF, MEDIAN_NEEDS = 50, 5
 
 
 class Diverged(UserError, FloatingPointError):
-    """A loss or a weight is not finite, or far above the usual; says where, and how to go on."""
+    """A loss or a weight is not finite, or a loss is far above the usual; says where, and how to go on."""
 
 
 class DivergenceGuard(L.Callback):
     """Stops, or goes back, when a loss is not finite or far above the usual.
 
-    The training loss, reduced over ranks, is looked at at logging steps, when it comes to the host anyway, and the
+    The training loss, reduced over ranks, is checked at logging steps, when it comes to the host anyway, and the
     validation loss after each validation. Checkpoints are written after this check and with finite weights only, so
-    the last one is good; the run record says `diverged`.
+    the last one is good. If the run stops, its record says `diverged`.
 
-    To go back is to load weights, optimizer, schedule and counters of the last checkpoint, and to leave out the rows
-    that were read since; the run record counts that. It belongs before `FinalValidation` in the list of callbacks.
+    To go back, the run loads weights, optimizer, schedule and counters from the last checkpoint and leaves out the rows
+    read since; its record counts these rollbacks. This callback belongs before `FinalValidation` in the list.
 
     Args:
-        max_loss_ratio: training loss over the median of the last 50 logged ones (five at least) that is too high; None
-            looks for values that are not finite only. Sampled recurrences need some room.
+        max_loss_ratio: largest ratio of the training loss to the median of the last 50 logged ones (at least five);
+            None: only values that are not finite count. Sampled recurrences need some room.
         max_rollbacks: how often the run goes back instead of stopping.
 
     Raises:
         UserError: a number out of range.
-        Diverged: the run diverged and stops; names loss and step.
+        Diverged: the run diverged and stops; the message names loss and step.
     """
 
     def __init__(self, max_loss_ratio: float | None = None, max_rollbacks: int = 0) -> None:
@@ -52,7 +52,7 @@ class DivergenceGuard(L.Callback):
             raise UserError(f"max_rollbacks is {max_rollbacks}; it must not be negative.")
         self.max_loss_ratio = max_loss_ratio
         self.max_rollbacks = max_rollbacks
-        #: Steps from and to which the run went back, with the reason.
+        #: The steps from which and to which the run went back, with the reason.
         self.rollbacks: list[dict[str, Any]] = []
         self._losses: deque[float] = deque(maxlen=MEDIAN_OF)
 
@@ -99,7 +99,7 @@ class DivergenceGuard(L.Callback):
 
     def _diverged(self, trainer: L.Trainer, pl_module: LoopedLM, what: str, last: bool = False) -> None:
         checkpoint = getattr(trainer.checkpoint_callback, "best_model_path", "")
-        # In the last validation the loop is over; there is no going back from there.
+        # In the last validation the training loop is over, and the run cannot go back.
         if len(self.rollbacks) >= self.max_rollbacks or not checkpoint or last:
             self._stop(trainer, what)
         self._go_back(trainer, pl_module, what, checkpoint)
@@ -124,14 +124,14 @@ class DivergenceGuard(L.Callback):
         scaler = checkpoint.get(type(trainer.precision_plugin).__qualname__)
         if scaler:
             trainer.precision_plugin.load_state_dict(scaler)
-        # Those of batches say which rows come next.
+        # The counters of batches stay: they say which rows come next.
         take_steps_back(trainer, checkpoint)
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             state = checkpoint["callbacks"].get(callback.state_key)
             if isinstance(callback, FlopsMonitor) and state is not None:
                 callback.go_back(state)
         self._losses = deque(checkpoint["callbacks"][self.state_key]["losses"], maxlen=MEDIAN_OF)
-        # Whoever asked for the end of the run did it at a step that is taken back.
+        # If anything asked the run to stop, it did so at a step that is taken back.
         trainer.should_stop = False
         self.rollbacks.append({"from_step": step, "to_step": back, "reason": what})
         of = f"rollback {len(self.rollbacks)} of {self.max_rollbacks}"

@@ -12,7 +12,7 @@ from callbacks.final_validation import in_training
 from callbacks.telemetry import add_point, takers, write_image
 from looped_lm import LoopedLM
 
-#: Validations that a picture shows at most; from there on every second one of the earlier ones.
+#: Most validations that a picture shows; beyond that, every second of the earlier ones is dropped.
 KEPT_COLUMNS = 128
 
 
@@ -20,12 +20,12 @@ class LaneMaps(L.Callback):
     """Draws what every recurrence does to the lanes as heat maps, `lanes/<name>`, at every validation.
 
     Names and weights are those of `Lanes.recurrence_weights`, such as M_i, alpha_i and beta_i of hyperconnection lanes.
-    Above the weights now, a matrix for each recurrence (row: target lane, column: source lane) or a column; below, how
-    far every entry has moved since the first validation. Other loggers than those of images get nothing.
+    The upper map has the current weights, per recurrence a matrix (row: target lane, column: source lane) or a
+    column; the lower map, how far every entry has moved since the first validation. Other loggers get nothing.
     """
 
     def __init__(self) -> None:
-        #: Step and weights by name of the validations.
+        #: For every validation, the step and the weights by name.
         self._past: list[tuple[int, dict[str, np.ndarray]]] = []
 
     def state_dict(self) -> dict[str, Any]:
@@ -75,8 +75,8 @@ def strip(weights: np.ndarray) -> np.ndarray:
 
 
 def draw(name: str, steps: list[int], past: list[np.ndarray]) -> np.ndarray:
-    """Heat maps (H,W,3) of uint8 of weights (r,K,L), (r,K) or (r,), past ones after each of `steps`."""
-    # It takes a second to import, and only drawing needs it.
+    """Heat maps, uint8 (H,W,3), of weights (r,K,L), (r,K) or (r,); `past` has those after each of `steps`."""
+    # matplotlib takes a second to import, and only drawing needs it.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -86,7 +86,7 @@ def draw(name: str, steps: list[int], past: list[np.ndarray]) -> np.ndarray:
     each = len(moved) // r
     numbers = [str(i) for i in range(r)]
     heights = 0.25 * max(len(now), 2), min(0.6 + 0.08 * len(moved), 5.0)
-    # Letters stay readable where TensorBoard shows it small; finding margins takes matplotlib too long.
+    # Text stays readable in TensorBoard's small view. Margins are fixed: matplotlib takes long to find them.
     whole = 0.35 + heights[0] + 0.95 + heights[1] + 0.55
     figure = Figure(figsize=(5, whole), dpi=120)
     canvas = FigureCanvasAgg(figure)
@@ -109,7 +109,7 @@ def draw(name: str, steps: list[int], past: list[np.ndarray]) -> np.ndarray:
 
 
 def _heat_map(axes: Any, values: np.ndarray) -> None:
-    """Blue below zero, white at, red above, with the scale beside it."""
+    """Blue below zero, white at zero, red above, with the scale beside the map."""
     largest = float(np.abs(values).max(initial=1e-6, where=np.isfinite(values)))
     colours = {"cmap": "RdBu_r", "vmin": -largest, "vmax": largest}
     picture = axes.imshow(values, aspect="auto", interpolation="nearest", **colours)

@@ -1,4 +1,4 @@
-"""What the recurrences do: to the state, and for the gradient."""
+"""What the recurrences do to the state and contribute to the gradient."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class LoopStats(Telemetry):
 
     - `loop/state_norm_<i>`: root mean square of s;
     - `loop/change_<i>`, i >= 1: ‖s - s'‖ / ‖s'‖;
-    - `loop/cosine_<i>`, i >= 1: cosine of the angle between s and s', taken as one long vector each;
-    - `loop/mixing_<i>`: largest singular value of the lanes' mixing matrix M_i, where lanes have such matrices
+    - `loop/cosine_<i>`, i >= 1: cosine of the angle between s and s', each taken as one long vector;
+    - `loop/mixing_<i>`: largest singular value of the lanes' mixing matrix M_i, if lanes have such matrices
       (`Lanes.mixing_matrices`): products of values above 1 let the lanes grow without bound.
 
-    Values come from the first rows of the step's last micro-batch, on rank zero, for recurrences that ran; only these
-    rows are copied.
+    Values come from the first rows of the step's last micro-batch, on rank zero, for the recurrences that ran; only
+    these rows are copied.
 
     Args:
-        rows: rows of the micro-batch that are looked at; each has T·d numbers per lane.
+        rows: how many rows of the micro-batch to look at; each has T·d numbers per lane.
 
     Raises:
         UserError: fewer than one row.
@@ -40,7 +40,7 @@ class LoopStats(Telemetry):
 
     def __init__(self, rows: int = 1) -> None:
         if rows < 1:
-            raise UserError(f"rows is {rows}; LoopStats must look at least at 1 row of the micro-batch.")
+            raise UserError(f"rows is {rows}; LoopStats must look at 1 row of the micro-batch at least.")
         self.rows = rows
         self._seen: dict[str, Tensor] = {}
         self._previous: tuple[Tensor, Tensor] | None = None
@@ -74,7 +74,7 @@ class LoopStats(Telemetry):
         size = torch.linalg.vector_norm(sample)
         self._seen[f"loop/state_norm_{i}"] = size / sample.numel() ** 0.5
         before, self._previous = self._previous, (sample, size)
-        # A state may grow with the recurrences; then there is nothing to compare.
+        # A state may grow with the recurrences; then the two cannot be compared.
         if before is not None and before[0].shape == sample.shape:
             previous, its_size = before
             self._seen[f"loop/cosine_{i}"] = torch.dot(sample, previous) / (size * its_size)
@@ -106,12 +106,12 @@ class GradientShare(Telemetry):
     """Writes `loop/grad_share_<i>`, the share of recurrence i in the gradient, at logging steps.
 
     With y_i the block's normalised output in recurrence i, which the lanes take in, and L the loss of the step:
-    share_i = ‖∂L/∂y_i‖ / sum_j ‖∂L/∂y_j‖. ∂L/∂y_i is all of the gradient that reaches the block's parameters by way of
-    recurrence i; all outputs have the scale of the norm's weight, so they compare. Shares sum to 1, with 0 for
-    recurrences that run forward only (truncated BPTT). Parameters' gradients per recurrence would take a backward pass
-    for each.
+    share_i = ‖∂L/∂y_i‖ / sum_j ‖∂L/∂y_j‖. ∂L/∂y_i is all of the gradient that reaches the block's parameters through
+    recurrence i. All outputs have the scale of the norm's weight, so the shares compare. They sum to 1, with 0 for
+    recurrences that run forward only (truncated BPTT). The parameters' own gradients per recurrence would take a
+    backward pass each.
 
-    Norms are over the tokens of all micro-batches of the step, on rank zero, for recurrences that ran.
+    Norms are over the tokens of all micro-batches of the step, on rank zero, for the recurrences that ran.
     """
 
     shown = {"recurrences": {"share of the gradient": [r"loop/grad_share_\d+"]}}
@@ -162,7 +162,7 @@ class GradientShare(Telemetry):
         self._squares[i] = square if before is None else before + square
 
     def after_step(self, trainer: L.Trainer, pl_module: LoopedLM) -> Values:
-        # Emptied: a run that goes back comes by the same step again.
+        # Emptied, since a run that goes back reaches the same step again.
         squares, self._squares = self._squares, []
         reached = [s for s in squares if s is not None]
         if not reached:

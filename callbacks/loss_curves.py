@@ -14,10 +14,10 @@ from callbacks.telemetry import Telemetry, Values, add_point, needed, write_scal
 from looped_lm import LoopedLM
 from looped_lm.common.errors import UserError
 
-#: FLOPs in one unit of `by_mflops/`: TensorBoard's 64 bits are too few for FLOPs. An optimizer step takes more, so the
-#: axis runs ahead of the steps.
+#: FLOPs in one unit of `by_mflops/`: TensorBoard's 64 bits are too few for FLOPs. Every optimizer step takes more than
+#: one unit, so this axis runs ahead of the steps.
 AXIS_FLOPS = 1e6
-#: Points of a curve that a checkpoint keeps: TensorBoard draws this many.
+#: Points of a curve that a checkpoint keeps: as many as TensorBoard draws.
 KEPT_POINTS = 1000
 
 Point = tuple[float, float, float]
@@ -26,14 +26,14 @@ Point = tuple[float, float, float]
 class LossCurves(Telemetry):
     """Writes losses against what they cost: tokens, and training FLOPs (convention `paper`).
 
-    In TensorBoard, whose x axis is the step, `by_tokens/(train|val)_loss` have tokens in the place of steps, and
-    `by_mflops/(train|val)_loss` units of 1e6 FLOPs, rounded. Loggers that keep rows (CSV, W&B and others) get
+    In TensorBoard, whose x axis is the step, `by_tokens/(train|val)_loss` have tokens instead of steps, and
+    `by_mflops/(train|val)_loss` rounded units of 1e6 FLOPs. Loggers that keep rows (CSV, W&B and others) get
     `by_cost/(train|val)_loss` under the step as usual, in one row with `by_cost/tokens` and `by_cost/flops`.
 
-    A resumed run writes its curves anew: readers of TensorBoard's files drop what is beyond the step of the resume.
+    A resumed run writes its curves again: readers of TensorBoard's files drop what is beyond the step of the resume.
 
     Raises:
-        UserError: there is no `FlopsMonitor`, which counts, before it in the list of callbacks.
+        UserError: no `FlopsMonitor`, which does the counting, comes before it in the list of callbacks.
     """
 
     shown = {
@@ -54,8 +54,8 @@ class LossCurves(Telemetry):
         self._monitor = needed(trainer, FlopsMonitor, by=self)
         if order.index(self._monitor) > order.index(self):
             raise UserError(
-                "callbacks.LossCurves stands before callbacks.FlopsMonitor in trainer.callbacks and would see the "
-                "tokens of the micro-batch before: put it after."
+                "callbacks.LossCurves comes before callbacks.FlopsMonitor in trainer.callbacks and would see the "
+                "tokens of the previous micro-batch: put it after."
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class LossCurves(Telemetry):
 
 
 def _draw(trainer: L.Trainer, name: str, point: Point) -> None:
-    """Hand a point to TensorBoard; its logger writes on rank zero alone."""
+    """Hand a point to TensorBoard; its logger writes on rank zero only."""
     tokens, flops, loss = point
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):

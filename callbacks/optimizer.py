@@ -16,8 +16,8 @@ from looped_lm import LoopedLM
 class LearningRates(Telemetry):
     """Writes `lr/<role>` to the loggers: the rate that the last optimizer step used."""
 
-    # Lightning's LearningRateMonitor writes at every micro-batch, under the number of the step before, keeps all rates
-    # and refuses to run without a logger.
+    # Lightning's LearningRateMonitor writes at every micro-batch, under the number of the previous step, keeps all
+    # rates and refuses to run without a logger.
     shown = {"optimizer": {"learning rates": ["lr/.+"]}}
 
     def before_step(self, trainer: L.Trainer, pl_module: LoopedLM, optimizer: Optimizer) -> Values:
@@ -27,7 +27,7 @@ class LearningRates(Telemetry):
 class GradientNorm(Telemetry):
     """Logs `grad/norm` and writes `grad/norm_<role>` for every optimizer role, at logging steps only.
 
-    Accumulated over micro-batches, reduced over ranks, before `trainer.gradient_clip_val` cuts it.
+    The gradient is accumulated over micro-batches, reduced over ranks, and not yet clipped.
     """
 
     shown = {"optimizer": {"gradient norms": ["grad/norm(_.+)?"]}}
@@ -44,8 +44,8 @@ class GradientNorm(Telemetry):
 class UpdateNorms(Telemetry):
     """Writes `update/norm_<role>` = ‖ΔW‖ and `update/relative_<role>` = ‖ΔW‖/‖W‖, W before the step.
 
-    At logging steps only, on rank zero, for any optimizer: a second copy of the parameters lives from the end of the
-    backward pass to the end of the optimizer step, where no activations are held.
+    At logging steps only, on rank zero, for any optimizer. A second copy of the parameters exists from the end of the
+    backward pass to the end of the optimizer step, when no activations are held.
     """
 
     shown = {

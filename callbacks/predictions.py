@@ -17,8 +17,8 @@ from looped_lm.common.writing import failing_with
 class PredictionWriter(BasePredictionWriter):
     """Writes the loss of every token (nats) as JSON lines, one per row, into the run's log folder.
 
-    Each line holds `loss` (mean over the row), `token_losses` and the `recurrences` they were computed with. Every
-    process writes a file of its own.
+    Each line holds `loss` (mean over the row), `token_losses` and the `recurrences` that they were computed with.
+    Every process writes its own file.
 
     Raises:
         UserError: the file is there already, or cannot be written.
@@ -34,7 +34,7 @@ class PredictionWriter(BasePredictionWriter):
         self._path = folder / f"predictions{suffix}.jsonl"
         with failing_with("Name another folder with the logger's save_dir, or make room.", self._path):
             folder.mkdir(parents=True, exist_ok=True)
-            # "x", and before any work: a result of an earlier call is never overwritten.
+            # "x", and before any work: results of an earlier call are never overwritten.
             self._file = self._path.open("x")
         self._rows = 0
 

@@ -27,7 +27,7 @@ class Preemption(L.Callback):
     left to the resumed run (see FinalValidation), and one that is running is broken off. A second SIGINT ends the
     process at once. The command line turns `Preempted` into its exit status and asks SLURM to run the job again.
 
-    Lightning's own answers, a broadcast at every micro-batch and a stop within a step, are switched off meanwhile.
+    Lightning's own reactions, a broadcast at every micro-batch and a stop within a step, are switched off meanwhile.
     """
 
     def __init__(self) -> None:
@@ -40,13 +40,13 @@ class Preemption(L.Callback):
 
     @property
     def reason(self) -> str | None:
-        """Why the run stops, once that is agreed on."""
+        """Why the run stops, once the ranks have agreed on it."""
         return f"preempted by {signal.Signals(self._agreed).name}" if self._agreed else None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        # Last in the list: a checkpoint at the step's end holds what all others have counted by then.
+        # Last in the list, so that a checkpoint at the step's end holds what all others have counted by then.
         trainer.callbacks = [c for c in trainer.callbacks if c is not self] + [self]  # type: ignore[attr-defined]
         self._received, self._agreed, self._checkpoint = 0, 0, None
         environment = internals.cluster_environment(trainer)
@@ -57,7 +57,7 @@ class Preemption(L.Callback):
         internals.leave_signals_alone(trainer)
         self._started_at = trainer.global_step
         if trainer.world_size > 1:
-            # On the host: a collective on devices would wait for all that is queued there.
+            # On the host: a collective on devices would wait for everything that is queued there.
             self._group = dist.new_group(backend="gloo")
         self._answering.enter_context(answered(SIGNALS, self._note))
         if internals.take_sigterm(trainer):
@@ -84,7 +84,7 @@ class Preemption(L.Callback):
         self.on_train_end(trainer, pl_module)
 
     def _agree(self) -> bool:
-        """Whether any rank has received a signal; every rank asks at the same places."""
+        """Whether any rank has received a signal; all ranks must call this at the same places."""
         self._agreed = self._received
         if self._group is not None:
             flag = torch.tensor([self._received])
@@ -99,7 +99,7 @@ class Preemption(L.Callback):
             self._save(trainer)
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
-        # Not where it was saved: Lightning logs the step's metrics after that.
+        # Not right after saving: Lightning logs the step's metrics only then.
         if self._agreed:
             raise self._preempted(trainer)
 
@@ -113,7 +113,7 @@ class Preemption(L.Callback):
             # Ranks may have to read one batch more or less.
             batches = torch.tensor([self._common_val_batches], dtype=torch.float64)
             dist.all_reduce(batches, dist.ReduceOp.MIN, group=self._group)
-            # Loaders without a length may end anywhere: ranks could wait for each other for ever.
+            # Loaders without a length may end anywhere, and ranks could then wait for each other for ever.
             self._common_val_batches = float(batches) if math.isfinite(batches) else 0.0
 
     def on_validation_batch_end(
@@ -137,7 +137,7 @@ class Preemption(L.Callback):
         savers = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
         saved = [path for path in [internals.save_now(saver, trainer) for saver in savers] if path]
         if not saved:
-            # There is no such callback, or each keeps the checkpoints that it has.
+            # No callback saves checkpoints, or each keeps those that it has.
             folder = next((c.dirpath for c in savers if c.dirpath), trainer.default_root_dir)
             saved = [os.path.join(folder, f"preempted-step={trainer.global_step:06d}.ckpt")]
             trainer.save_checkpoint(saved[0])

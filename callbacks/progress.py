@@ -15,13 +15,13 @@ from looped_lm.runs.lightning_internals import validation_progress
 
 
 class StepProgressBar(TQDMProgressBar):
-    """Optimizer steps done of those planned, with the last losses, tokens/s and share of FLOPs.
+    """Optimizer steps done out of those planned, with the last losses, tokens/s and share of the FLOPs.
 
     Args:
         refresh_rate: optimizer steps between updates of the line; 0 shows nothing.
     """
 
-    #: With `prog_bar=True` Lightning would fetch the module's losses at every micro-batch.
+    #: So LoopedLM logs without `prog_bar=True`, with which Lightning fetches losses at every micro-batch.
     fetches_losses = True
 
     def __init__(self, refresh_rate: int = 1) -> None:
@@ -34,13 +34,13 @@ class StepProgressBar(TQDMProgressBar):
         self._monitor = needed(trainer, FlopsMonitor, by=self)
         self._tokens_before = self._monitor.tokens
         self._planned_flops = trainer.max_steps * pl_module.batch_tokens * pl_module.flops_per_token
-        # Here and not at the epoch's start, which Lightning leaves out after a resume.
+        # Here, not at the epoch's start, which Lightning leaves out after a resume.
         self.train_progress_bar.reset(trainer.max_steps)
         self.train_progress_bar.initial = trainer.global_step
         self.train_progress_bar.set_description("training")
 
     def init_validation_tqdm(self) -> Tqdm:
-        # A second line would break up the first one wherever the output is no terminal.
+        # A second line would break up the first one if the output is not a terminal.
         bar = super().init_validation_tqdm()
         if self.trainer.state.fn == "fit":
             bar.disable = True

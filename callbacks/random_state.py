@@ -16,9 +16,9 @@ CHECKPOINT_KEY = "random_state"
 
 
 class RandomState(L.Callback):
-    """A resumed run draws from Python's, numpy's and torch's generators what the uninterrupted one draws.
+    """Lets a resumed run draw from Python's, numpy's and torch's generators what an uninterrupted one draws.
 
-    Every rank has a state of its own. With another number of processes the generators start anew, and the run says so.
+    Every rank has its own state. With another number of processes the generators start anew, and the run says so.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class RandomState(L.Callback):
         self._loaded = self._before_validation = None
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        # A validation that is broken off is done again from its beginning.
+        # A validation that is broken off will run again from its beginning.
         own = self._before_validation or collect(trainer.strategy.root_device)
         states = [own]
         if trainer.world_size > 1:
@@ -65,7 +65,7 @@ class RandomState(L.Callback):
 
 
 def collect(device: torch.device) -> dict[str, Any]:
-    """State of all generators of this process, in types that a checkpoint loads under weights_only."""
+    """State of all generators of this process, in types that can be loaded with weights_only."""
     numpy_state: Any = np.random.get_state(legacy=True)
     kind, keys, position, has_gauss, gauss = numpy_state
     version, words, next_gauss = random.getstate()

@@ -1,4 +1,4 @@
-"""The run record: what fitting reads of a run. The one writer of it."""
+"""Writes the run record, which is what `fitting` reads of a run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RunRecordWriter(L.Callback):
     A run that raises is recorded, too, as `diverged` or `stopped`, beside its checkpoints.
 
     Raises:
-        UserError: when training starts without `FlopsMonitor`, or without validation.
+        UserError: training starts without `FlopsMonitor`, or without validation.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class RunRecordWriter(L.Callback):
             trainer.strategy.checkpoint_io = RecordingCheckpointIO(trainer.strategy.checkpoint_io)
 
     def on_run_complete(self, last: Stored) -> None:
-        """Called by the command line in place of training where nothing is left of a run."""
+        """The command line calls this instead of training if nothing is left to do of a run."""
         mend_record(last)
 
     def state_dict(self) -> dict[str, Any]:
@@ -68,14 +68,14 @@ class RunRecordWriter(L.Callback):
 
     def on_exception(self, trainer: L.Trainer, pl_module: LoopedLM, exception: BaseException) -> None:
         if isinstance(exception, Preempted):
-            # Its checkpoint has a record that says so.
+            # The checkpoint already has a record that says so.
             return
         folder = getattr(trainer.checkpoint_callback, "dirpath", None)
         if folder is None or not (trainer.is_global_zero and in_training(trainer) and trainer.global_step):
             return
         status = "diverged" if isinstance(exception, FloatingPointError) else "stopped"
         record = self.record(trainer, pl_module, status, f"{type(exception).__name__}: {exception}")
-        # A disk that is full must not hide what is being raised.
+        # A full disk must not hide the exception.
         with suppress(OSError):
             Path(folder).mkdir(parents=True, exist_ok=True)
             record.save(Path(folder) / f"{record.status}-step={record.steps:06d}{RECORD_SUFFIX}")
@@ -83,7 +83,7 @@ class RunRecordWriter(L.Callback):
     def record(
         self, trainer: L.Trainer, pl_module: LoopedLM, status: str | None = None, reason: str | None = None
     ) -> RunRecord:
-        """The run as it stands now."""
+        """The record of the run up to now."""
         data, others = trainer.datamodule, trainer.callbacks  # type: ignore[attr-defined]
         steps, planned = trainer.global_step, pl_module.plan.steps
         finished = steps >= planned and self._validation["val_step"] == steps
@@ -98,7 +98,7 @@ class RunRecordWriter(L.Callback):
         monitor = needed(trainer, FlopsMonitor, by=self)
         flops_per_token = pl_module.flops_per_token
         if pl_module.recurrences.varies and monitor.tokens:
-            # Of the steps taken: fewer than planned, or a resume with other batches, have another mean.
+            # The mean over the steps taken: fewer than planned, or a resume with other batches, change it.
             flops_per_token = monitor.flops / monitor.tokens
         return describe(
             pl_module,

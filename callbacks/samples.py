@@ -29,11 +29,11 @@ class Samples(L.Callback):
         prompts: texts to continue; None: beginnings of validation rows.
         rows: validation rows to continue, at most those of one batch.
         prompt_tokens: tokens of a validation row's beginning, at most half a row.
-        new_tokens: tokens of a continuation, at most to the end of a row or of the model's document.
-        temperature: 0 takes the most likely token.
-        top_p: sample among the fewest tokens that hold this much probability together; None: all.
-        seed: of the draws, the same at every validation.
-        every: write at every so many-th validation, and at the one after the last step.
+        new_tokens: tokens of a continuation, which ends earlier with a row's length or the model's document.
+        temperature: divides the logits; 0 takes the most likely token.
+        top_p: sample among the fewest tokens that together have this probability; None: all.
+        seed: seed of the draws, the same at every validation.
+        every: validations from one writing to the next; the one after the last step always writes.
 
     Raises:
         UserError: a number out of range.
@@ -91,12 +91,12 @@ class Samples(L.Callback):
         if not (due and trainer.is_global_zero and takers(trainer, "text")):
             return
         if tokenizer := self._load(trainer):
-            # The decoder has generators of its own; a user's component may draw from the global ones.
+            # The decoder has its own generators; a user's component may draw from the global ones.
             with isolate_rng():
                 try:
                     self._write(trainer, pl_module, tokenizer)
                 except Exception as error:
-                    # A component may be one that cannot run on one token at a time.
+                    # Some component may be unable to run on one token at a time.
                     self._tokenizer = None
                     say(trainer, f"No text samples: {type(error).__name__}: {error}")
 
@@ -110,7 +110,7 @@ class Samples(L.Callback):
             try:
                 self._tokenizer = data.load_tokenizer()
             except Exception as error:
-                # Training needs no tokenizer; whatever is wrong with it must not end a run.
+                # Training does not need a tokenizer, so nothing wrong with it may end a run.
                 say(trainer, f"No text samples: the tokenizer cannot be loaded ({error}).")
         return self._tokenizer
 

@@ -20,7 +20,7 @@ class RunSummary(L.Callback):
     """Prints validation loss, tokens, FLOPs and the paths of checkpoint, run record and event file.
 
     Raises:
-        UserError: at the end of training, without `RunRecordWriter`.
+        UserError: training ends, and there is no `RunRecordWriter`.
     """
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
@@ -53,7 +53,7 @@ class RunSummary(L.Callback):
 
 
 class HParams(L.Callback):
-    """At the end of training, hands every logger the run's settings and final validation loss."""
+    """Hands every logger the run's settings and final validation loss at the end of training."""
 
     def on_train_end(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
         record = needed(trainer, RunRecordWriter, by=self).record(trainer, pl_module)

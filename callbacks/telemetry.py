@@ -1,4 +1,4 @@
-"""What reaches the loggers: values at logging steps, in groups of curves, images and texts."""
+"""What reaches the loggers: values at logging steps, groups of curves, images and texts."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ Kind = TypeVar("Kind", bound=L.Callback)
 
 
 class Telemetry(L.Callback):
-    """Hands values to the loggers at logging steps, and costs nothing at the others.
+    """Hands values to the loggers at logging steps, and costs nothing at other steps.
 
-    A subclass gives values from before the optimizer step, after it, or both. All wait for the device together, after
-    the step.
+    A subclass gives values from before the optimizer step, after it, or both. All wait for the device together,
+    after the step.
     """
 
     #: What `charts` returns.
     shown: ClassVar[Charts] = {}
-    #: Of a logging step under way.
+    #: Values of the logging step under way.
     _values: Values | None = None
 
     def charts(self, trainer: L.Trainer, pl_module: LoopedLM) -> Charts:
@@ -51,7 +51,7 @@ class Telemetry(L.Callback):
         return writes and pl_module.logs_step(trainer.global_step + 1)
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: LoopedLM, optimizer: Optimizer) -> None:
-        # Before the step, as for the loss that the module logs: a stop that is decided later logs none.
+        # Before the step, as for the loss that the module logs: a stop that is decided later logs nothing.
         due = pl_module.logs_step(trainer.global_step + 1)
         self._values = self.before_step(trainer, pl_module, optimizer) if due else None
 
@@ -64,8 +64,8 @@ class Telemetry(L.Callback):
 class TensorBoardLayout(L.Callback):
     """Groups the curves of loggers that have a custom layout (TensorBoard).
 
-    Every callback, yours too, says by a method `charts(trainer, pl_module) -> Charts` what it will log, in patterns:
-    TensorBoard joins the layouts of all runs, and those with other recurrences or roles share charts.
+    Every callback, including yours, may say what it will log by a method `charts(trainer, pl_module) -> Charts`.
+    It gives patterns, since TensorBoard joins the layouts of all runs, whose recurrences and roles may differ.
     """
 
     def on_train_start(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
@@ -87,7 +87,7 @@ class TensorBoardLayout(L.Callback):
         groups["loss"]["perplexity"] = ["val/perplexity"]
         if pl_module.recurrences.varies:
             groups.setdefault("recurrences", {})["recurrences of the step"] = ["train/recurrences"]
-        # TensorBoard's patterns match beginnings of tags.
+        # TensorBoard's patterns match the beginnings of tags.
         return {
             group: {title: ["Multiline", [f"{tag}$" for tag in tags]] for title, tags in charts.items()}
             for group, charts in groups.items()
@@ -95,7 +95,7 @@ class TensorBoardLayout(L.Callback):
 
 
 def needed(trainer: L.Trainer, kind: type[Kind], by: L.Callback) -> Kind:
-    """The trainer's callback of a kind; a UserError if there is none."""
+    """The trainer's callback of a class; UserError if there is none."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, kind):
             return callback
@@ -108,12 +108,12 @@ def needed(trainer: L.Trainer, kind: type[Kind], by: L.Callback) -> Kind:
 def write_scalars(trainer: L.Trainer, values: Values, to: Sequence[Logger] | None = None) -> None:
     """Hand values to the trainer's loggers at once, under the number of optimizer steps done.
 
-    `LightningModule.log` takes a third of a millisecond for each value, fetches each on its own and repeats old ones.
-    Nothing can monitor these values.
+    `LightningModule.log` takes a third of a millisecond per value, fetches each separately and repeats old ones.
+    Values handed over here cannot be monitored, by `ModelCheckpoint` for example.
 
     Args:
-        trainer: ranks other than zero write nothing.
-        values: numbers by name; tensors () are on one device and cross to the host in one transfer.
+        trainer: the trainer; ranks other than zero write nothing.
+        values: numbers by name; tensors () must be on one device, and reach the host in one transfer.
         to: some of the trainer's loggers; None: all.
     """
     loggers = trainer.loggers if to is None else to
@@ -128,19 +128,19 @@ def write_scalars(trainer: L.Trainer, values: Values, to: Sequence[Logger] | Non
 
 
 def writer_of(logger: Logger) -> Any:
-    """What a logger writes with, such as TensorBoard's SummaryWriter, if anything. On rank zero."""
+    """What a logger writes with, such as TensorBoard's SummaryWriter, if anything. Called on rank zero."""
     return getattr(logger, "experiment", None)
 
 
 def takers(trainer: L.Trainer, of: str) -> list[Logger]:
-    """Loggers that take an "image" or a "text": by `log_image`, as W&B's, or a writer. On rank zero."""
+    """Loggers that take an "image" or a "text": by `log_image`, as W&B's, or by a writer. On rank zero."""
     return [x for x in trainer.loggers if hasattr(x, f"log_{of}") or hasattr(writer_of(x), f"add_{of}")]
 
 
 def add_point(points: list[Any], point: tuple[Any, ...], most: int) -> None:
-    """Add a point to a curve that a checkpoint keeps, in order of the points' first values.
+    """Add a point to a curve that a checkpoint keeps, in the order of the points' first values.
 
-    After a rollback later points go. Of more than `most`, every second goes.
+    Later points, left from before a rollback, are removed. Of more than `most`, every second one is removed.
     """
     while points and points[-1][0] >= point[0]:
         points.pop()
@@ -159,7 +159,7 @@ def write_image(trainer: L.Trainer, name: str, image: np.ndarray) -> None:
 
 
 def write_texts(trainer: L.Trainer, name: str, parts: Mapping[str, str]) -> None:
-    """Hand texts by title to loggers: W&B gets a table's row, others Markdown. Called on rank zero."""
+    """Hand texts by title to loggers: W&B gets a row of a table, others Markdown. Called on rank zero."""
     for logger in takers(trainer, "text"):
         if hasattr(logger, "log_text"):
             logger.log_text(name, list(parts), [list(parts.values())], step=trainer.global_step)
@@ -168,7 +168,7 @@ def write_texts(trainer: L.Trainer, name: str, parts: Mapping[str, str]) -> None
 
 
 def as_markdown(parts: Mapping[str, str]) -> str:
-    """Titles in bold over their texts, indented so that none of them counts as Markdown."""
+    """Titles in bold above their texts, which are indented so that nothing in them counts as Markdown."""
     blocks = []
     for title, text in parts.items():
         lines = text.replace("\t", "    ").splitlines() or [""]

@@ -79,7 +79,7 @@ def test_a_checkpoint_keeps_a_bounded_number_of_points(
 
 
 def test_it_comes_after_the_one_that_counts(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="LossCurves stands before callbacks.FlopsMonitor"):
+    with pytest.raises(ValueError, match="LossCurves comes before callbacks.FlopsMonitor"):
         tiny_trainer(tmp_path, [LossCurves(), FlopsMonitor()]).fit(tiny_lm(), datamodule=TinyData())
     with pytest.raises(ValueError, match="LossCurves needs callbacks.FlopsMonitor"):
         tiny_trainer(tmp_path, [LossCurves()]).fit(tiny_lm(), datamodule=TinyData())
