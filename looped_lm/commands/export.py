@@ -21,7 +21,7 @@ def parser() -> argparse.ArgumentParser:
     tokenizer.add_argument(
         "--tokenizer", help="class path, or class_path and init_args as YAML; default: that of training"
     )
-    tokenizer.add_argument("--no-tokenizer", action="store_true", help="write the model alone")
+    tokenizer.add_argument("--no-tokenizer", action="store_true", help="write the model only")
     return p
 
 

@@ -66,7 +66,7 @@ def resolve_arguments(args: list[str]) -> list[str]:
         resolved.append(arg)
     base = ["--config", str(BASE)]
     resolved = resolved if resolved[:2] == base else base + resolved
-    # Each states what it changes in base.yaml: the second would keep whatever the first alone states.
+    # Each states what it changes in base.yaml: a second would keep whatever only the first states.
     found: list[Path] = []
     for path in _config_files(resolved)[1:]:
         if is_architecture(path) or (path == BASE and found):

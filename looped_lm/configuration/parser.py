@@ -81,7 +81,7 @@ class LoopedCLI(LightningCLI):
                 parser_class=Parser,
                 save_config_callback=RunConfig,
                 seed_everything_default=1,
-                # LoopedLM stores plain hyperparameters itself: a checkpoint must load without a parser, too.
+                # LoopedLM stores plain hyperparameters itself, since a checkpoint must also load without a parser.
                 load_from_checkpoint_support=False,
                 auto_configure_optimizers=False,
                 parser_kwargs={"description": __doc__},

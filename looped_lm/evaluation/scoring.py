@@ -151,7 +151,7 @@ class Scorer:
         owner = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(lengths))
         where = torch.cat([torch.arange(len(row.prompt), len(row)) for row in rows])
         gold = tokens[owner, where].to(device)
-        # Earlier tokens do not see the padding. Eager: layers would be compiled anew for every length.
+        # Earlier tokens do not see the padding. Eager: layers would be compiled again for every length.
         with self.forward_context(), torch.compiler.set_stance("force_eager"):
             hidden = self.model.hidden(tokens.to(device), num_recurrences)
             hidden = hidden[owner.to(device), where.to(device) - 1]

@@ -74,7 +74,7 @@ class PerRecurrence(ModelComponent):
         A step-specific subclass with a rule overrides this and uses it in the loop; UserError if there is none.
         """
         raise UserError(
-            f"{type(self).__name__} has parameters of its own for each of {trained} recurrences and no rule for "
+            f"{type(self).__name__} has separate parameters for each of {trained} recurrences and no rule for "
             f"recurrence {i + 1}: evaluate at most {trained}, or give the class a method `beyond_trained`."
         )
 

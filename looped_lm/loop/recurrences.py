@@ -99,7 +99,7 @@ def drawn(sampler: RecurrenceSampler, steps: int) -> Counter[int]:
 
 
 def checked_count(sampler: RecurrenceSampler, step: int) -> int:
-    """The sampler's count for a step; UserError if it is no int >= 1, or the step is beyond PLANNED_STEPS."""
+    """The sampler's count for a step; UserError if it is not an int >= 1, or step > PLANNED_STEPS."""
     name = type(sampler).__name__
     if step > PLANNED_STEPS and sampler.varies:
         raise UserError(

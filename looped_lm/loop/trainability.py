@@ -56,6 +56,6 @@ def refuse_untrainable(
 def _refuse_specific(step_specific: Mapping[str, str], because: str, fate: str) -> None:
     for name, instead in step_specific.items():
         raise UserError(
-            f"{because}, and {name} has parameters of its own for every recurrence, which would "
+            f"{because}, and {name} has separate parameters for every recurrence, which would "
             + fate.format(instead)
         )

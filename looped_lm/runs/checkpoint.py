@@ -123,7 +123,7 @@ def newest_whole(folder: str | Path) -> tuple[Stored | None, dict[Path, str]]:
 class RecordingCheckpointIO(WrappingCheckpointIO):
     """Writes checkpoints whole or not at all, and writes and removes the record beside each.
 
-    A record is written after its checkpoint and removed before it, so it is never there alone.
+    A record is written after its checkpoint and removed before it, so there is never a record without one.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, *args: Any, **kwargs: Any) -> None:

@@ -28,7 +28,7 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 class _Constructor(SafeConstructor):
     """YAML 1.2, in which 1e18 is a number and 12:00:00 is text.
 
-    A date is text, too: no key of a configuration is one.
+    A date is text, too, since no key of a configuration takes one.
     """
 
     def flatten_mapping(self, node: Any) -> Any:

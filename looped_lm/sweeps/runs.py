@@ -72,7 +72,7 @@ class Run:
     def command(self, folder: Path) -> list[str]:
         """The words after `python -m looped_lm` that start it in a folder, or go on with it there."""
         root = str(folder.parent)
-        # As text, whatever YAML would make of a path with a colon.
+        # Quoted, since YAML would take a path with ": " for a mapping.
         save_dir = json.dumps(root, ensure_ascii=False) if ": " in root else root
         place = [f"{_SAVE_DIR}={save_dir}", f"--run_name={folder.name}", "--resume=auto"]
         return ["fit", *self.arguments(), *place]

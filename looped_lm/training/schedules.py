@@ -186,7 +186,7 @@ class HyperP(Component):
     def learning_rates(
         self, d_model: int, batch_tokens: int, tokens: float, reference_tokens: float
     ) -> dict[str, float]:
-        """Learning rate of every role, for `tokens` D; UserError: the exponents make one zero or infinite."""
+        """Learning rate of every role, for `tokens` D; UserError if the exponents make one zero or infinite."""
         try:
             width = (d_model / self.REFERENCE_WIDTH) ** self.width_exponent
             batch = (batch_tokens / self.REFERENCE_BATCH_TOKENS) ** self.batch_exponent

@@ -226,12 +226,10 @@ def test_resuming_compares_a_new_axis(gate: Any) -> None:
 
 
 def test_a_new_axis_that_cannot_train_or_run_is_refused(gate: Any) -> None:
-    with pytest.raises(
-        UserError, match="ScaledGate has parameters of its own .* or OpenGate with truncation"
-    ):
+    with pytest.raises(UserError, match="ScaledGate has separate parameters .* or OpenGate with truncation"):
         tiny_lm(gate=gate, bptt=TruncatedBPTT(1))
     with pytest.raises(
-        UserError, match="ScaledGate has parameters of its own for each of 2 recurrences and no"
+        UserError, match="ScaledGate has separate parameters for each of 2 recurrences and no"
     ):
         tiny_lm(gate=gate, eval_recurrences=3)
     with pytest.raises(UserError, match="The reference code has no ScaledGate"):

@@ -121,7 +121,7 @@ def fixture(tmp_path: Path, tensors: Any = None, config: Any = None, injection: 
         ({"config": {"sequence_len": "2048"}}, "sequence_len is '2048'"),
         ({"config": {"logit_softcap": None}}, "logit_softcap is None; it must be a positive number"),
         ({"config": {"n_coda": 2}}, "missing: transformer.coda.1.attn.c_k.weight"),
-        ({"injection": "hyperconnect", "config": {"bptt_k": 2}}, "HyperConnectionLanes has parameters of its own"),
+        ({"injection": "hyperconnect", "config": {"bptt_k": 2}}, "HyperConnectionLanes has separate parameters"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_named(tmp_path: Path, changes: dict[str, Any], says: str) -> None:

@@ -99,7 +99,7 @@ class OwnStep(Injection):
 def test_without_a_rule_more_recurrences_are_refused_before_anything_runs() -> None:
     model = tiny_model(injection=OwnStep)
     model(tokens()[0], num_recurrences=1)
-    says = "OwnStep has parameters of its own for each of 2 recurrences and no rule for recurrence 3"
+    says = "OwnStep has separate parameters for each of 2 recurrences and no rule for recurrence 3"
     with pytest.raises(ValueError, match=says):
         model(tokens()[0], num_recurrences=4)
     with pytest.raises(ValueError, match=says):
@@ -188,11 +188,11 @@ def test_more_steps_than_can_be_asked_one_by_one_are_refused(monkeypatch: pytest
     [
         (
             dict(lanes=HyperConnectionLanes),
-            "HyperConnectionLanes has parameters of its own.*gradient in some steps",
+            "HyperConnectionLanes has separate parameters.*gradient in some steps",
         ),
         (
             dict(injection=partial(OwnStep, steps=9)),
-            "OwnStep has parameters of its own.*gradient in some steps",
+            "OwnStep has separate parameters.*gradient in some steps",
         ),
         (
             dict(injection=PassthroughInjection, bptt=TruncatedBPTT(2)),

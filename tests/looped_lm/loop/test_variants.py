@@ -97,7 +97,7 @@ class LearnedIndex(LinearInjection):
 
 def test_parameters_of_one_recurrence_each_are_refused_where_they_would_not_train() -> None:
     with pytest.raises(
-        ValueError, match="LearnedIndex has parameters of its own for every recurrence.*FullBPTT"
+        ValueError, match="LearnedIndex has separate parameters for every recurrence.*FullBPTT"
     ):
         tiny_model(num_recurrences=4, injection=LearnedIndex, bptt=TruncatedBPTT())
     tiny_model(num_recurrences=4, injection=LoopIndexInjection, bptt=TruncatedBPTT())

@@ -177,7 +177,7 @@ class KeepFirst(BPTTStrategy):
     [
         (
             dict(lanes=HyperConnectionLanes, bptt=TruncatedBPTT(1)),
-            "parameters of its own for every recurrence",
+            "separate parameters for every recurrence",
         ),
         (
             dict(injection=PassthroughInjection, bptt=TruncatedBPTT(1)),
