@@ -137,7 +137,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, change: Any, says: str) ->
 
 
 def test_a_damaged_or_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no exported model.*looped_lm export"):
+    with pytest.raises(ValueError, match="not an exported model.*looped_lm export"):
         LoopedTransformer.from_pretrained(tmp_path)
     _, folder = exported(tmp_path)
     weights = folder / "model.safetensors"
