@@ -40,7 +40,7 @@ class LoopStats(Telemetry):
 
     def __init__(self, rows: int = 1) -> None:
         if rows < 1:
-            raise UserError(f"rows is {rows}; LoopStats must look at 1 row of the micro-batch at least.")
+            raise UserError(f"rows is {rows}; LoopStats needs at least 1 row of the micro-batch.")
         self.rows = rows
         self._seen: dict[str, Tensor] = {}
         self._previous: tuple[Tensor, Tensor] | None = None

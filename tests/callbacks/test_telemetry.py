@@ -192,7 +192,7 @@ def test_single_lanes_have_no_mixing_and_no_logger_means_no_work(tmp_path: Path)
     assert not any("mixing" in name for _, row in logger.rows for name in row)
     stats._observe = lambda *_: pytest.fail("observed for nobody")  # type: ignore[method-assign]
     tiny_trainer(tmp_path, [stats]).fit(tiny_lm(), datamodule=TinyData())
-    with pytest.raises(ValueError, match="at least at 1 row"):
+    with pytest.raises(ValueError, match="needs at least 1 row"):
         LoopStats(rows=0)
 
 

@@ -77,7 +77,7 @@ def test_a_sweep_of_the_version_before_goes_on(earlier: Path, run_cli: Any) -> N
     assert re.search(r"Resuming from .*step=000002", (interrupted / "log.txt").read_text())
     assert [path.name for path in interrupted.glob("version_*")] == ["version_0"]
     status, out = run_cli("sweep", "records", "sweep.yaml")
-    assert "4 of 4 runs are finished" in out and "of no run" not in out, out
+    assert "4 of 4 runs are finished" in out and "belong to no run" not in out, out
     records = {path.name: RunRecord.load(path) for path in (root / "records").iterdir()}
     assert len(records) == 4 and records[f"{interrupted.name}.run.json"].steps == 4
     assert all(record.run_name == name.removesuffix(".run.json") for name, record in records.items())
