@@ -1,7 +1,7 @@
 """How well a planned grid would determine phi (or delta phi), and which added run helps most per FLOP.
 
 DESIGN has the columns r, size or d_model, flops_budget, flops_per_token and tokens; no losses are needed. The truth is
-taken from a fit of --like (the shipped grid by default), the noise from --run-noise and --cell-noise.
+taken from a fit of --like (the shipped grid by default), and the noise from --run-noise and --cell-noise.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fitting.commands import common
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `python -m fitting plan`."""
-    parser.add_argument("design", nargs="+", metavar="DESIGN", help="CSV files or run records, or published")
+    parser.add_argument("design", nargs="+", metavar="DESIGN", help="CSV files, run records, or published")
     common.add_run_options(parser, with_and_without=False)
     truth = "runs whose fit (with --starts) is taken as the truth"
     parser.add_argument("--like", default="published", metavar="RUNS", help=truth)

@@ -1,4 +1,4 @@
-"""Reads runs from a CSV file: its columns, and what replaces those that it leaves out."""
+"""Reads runs from a CSV file: its columns, and the defaults of those that it leaves out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fitting.data.runs import COUNT_TOLERANCE
 from fitting.records import FLOPS_CONVENTIONS, RecordError
 
 BUDGET_TOLERANCE = 0.05
-"""How far tokens·flops_per_token may be from the nominal budget of a run, relative."""
+"""Largest relative difference of tokens·flops_per_token from the nominal budget of a run."""
 _REQUIRED = ("r", "flops_budget", "flops_per_token", "tokens", "val_loss")
 _OPTIONAL = (
     "size", "s", "d_model", "n_once", "n_rec", "n_injection", "injection", "bptt", "seed", "flops_convention",
@@ -21,7 +21,7 @@ _CORRECT = "Correct it or leave the row out"
 
 
 def read_csv(path: Path, with_loss: bool) -> list[dict[str, Any]]:
-    """A row for each line, by the columns of `load_runs`. Raises `RecordError` naming both."""
+    """A row for each line, with the columns of `load_runs`. Raises `RecordError` naming line and column."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
@@ -43,9 +43,9 @@ def read_csv(path: Path, with_loss: bool) -> list[dict[str, Any]]:
 
 
 def _row_of_csv(source: str, cells: Mapping[Any, Any]) -> dict[str, Any]:
-    """One row; whether a column is optional is decided by the header, never by an empty cell."""
+    """One row. A column may be missing from the header; an empty cell is an error, but for flops_budget."""
     if None in cells:
-        reason = f"has {len(cells[None])} cells more than the header"
+        reason = f"has {len(cells[None])} more cells than the header"
         raise RecordError(source, None, reason, "Quote cells that hold a comma")
     for name, cell in cells.items():
         if cell is None:
@@ -112,9 +112,9 @@ def _row_of_csv(source: str, cells: Mapping[Any, Any]) -> dict[str, Any]:
 def _counts(
     source: str, line: Mapping[str, str], number: Callable[..., float], r: float, d: float, injection: str
 ) -> dict[str, float]:
-    """Parameter counts of a row: as given, else of the 20-layer layouts, r=1 split as 2-16-2.
+    """Parameter counts of a row: as given, else those of the 20-layer layouts, with r=1 split as 2-16-2.
 
-    Layer numbers are those of the layout where the counts agree with it, else unknown (NaN).
+    Layer numbers are those of the layout if the counts agree with it, else unknown (NaN).
     """
     layers = math.nan if 16 % r else 16 / r
     if math.isnan(layers) and not ("n_once" in line and "n_rec" in line):

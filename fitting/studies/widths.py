@@ -17,8 +17,8 @@ _EXACT = 1e-6
 class Widths:
     """F(N) and the parameter counts of one architecture as smooth functions of the width.
 
-    Counts and FLOPs of a fixed layout are polynomials c0 + c1·d + c2·d² in the width, so that least squares on the
-    sampled widths gives them back exactly (`exact`). Where it does not, log F is a quadratic in log N instead.
+    Counts and FLOPs of a fixed layout are polynomials c0 + c1·d + c2·d² in the width, so least squares on the
+    sampled widths gives them back exactly (`exact`). If it does not, log F is a quadratic in log N instead.
     """
 
     r: float
