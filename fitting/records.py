@@ -254,8 +254,7 @@ def _wrongs(data: Mapping[str, Any]) -> Iterator[_Wrong]:
     version = data.get("schema_version")
     if version != RunRecord.SCHEMA_VERSION or isinstance(version, bool):
         reason = f"is {version!r}, but this version of fitting reads {RunRecord.SCHEMA_VERSION}"
-        way_out = "Write the record again with this version of the code"
-        way_out += ", or read it with the version that wrote it"
+        way_out = "Write the record again with this version, or read it with the one that wrote it"
         yield "schema_version", reason, way_out
     missing = [name for name in _FIELDS if name not in data and name not in _LATER]
     if missing:

@@ -37,8 +37,7 @@ LAW_NAMES = {
     "drift-tokens": ("TokenDriftingPower", "phi linear in log D"),
 }
 """Short names of the shipped laws: the joint law's multiplier (none for Chinchilla's), and what help says. Any other
-value of --law is a class path.
-"""
+value of --law is a class path."""
 
 
 def add_run_options(parser: argparse.ArgumentParser, with_and_without: bool = True) -> None:
@@ -76,8 +75,7 @@ def add_search_options(
 
 def add_thread_options(parser: argparse.ArgumentParser) -> None:
     """How many threads, and whether progress is shown."""
-    text = "threads (default: all cores; results do not depend on it)"
-    parser.add_argument("--workers", type=int, help=text)
+    parser.add_argument("--workers", type=int, help="threads (default: all cores; results are the same)")
     parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
 
 

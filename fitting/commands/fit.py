@@ -32,8 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `python -m fitting fit`."""
     common.add_law_options(parser)
     parser.add_argument("--all-splits", action="store_true", help="phi under every split, side by side")
-    text = "leave out the comparison of law forms"
-    parser.add_argument("--no-rivals", dest="rivals", action="store_false", help=text)
+    parser.add_argument("--no-rivals", dest="rivals", action="store_false", help="do not compare law forms")
     common.add_search_options(parser)
     common.add_output_options(parser)
 

@@ -20,8 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     of_run, of_cell = "log-loss noise of a run", "log-loss offset shared by a cell"
     parser.add_argument("--run-noise", type=float, default=0.003, help=f"{of_run} (default: 0.003)")
     parser.add_argument("--cell-noise", type=float, default=0.0026, help=f"{of_cell} (default: 0.0026)")
-    of_study = "plan a study: its r>1 runs beside the baseline's"
-    parser.add_argument("--delta-phi", action="store_true", help=of_study)
+    parser.add_argument("--delta-phi", action="store_true", help="plan a study: r>1 runs beside a baseline")
     parser.add_argument("--simulate", type=int, default=0, metavar="N", help="simulate N grids as well")
     parser.add_argument("--candidates", type=int, default=5, help="added runs to list (default: 5)")
     common.add_search_options(parser, starts=200, resamples=None)

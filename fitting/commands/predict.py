@@ -16,8 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_law_options(parser)
     text = "training FLOPs"
     parser.add_argument("--budget", type=float, action="append", default=[], metavar="C", help=text)
-    text = "most forward FLOPs per token that are allowed"
-    parser.add_argument("--inference-cap", type=float, metavar="F", help=text)
+    parser.add_argument("--inference-cap", type=float, metavar="F", help="most forward FLOPs per token")
     parser.add_argument("--equivalent", type=float, metavar="N", help="parameters of an r=1 model")
     common.add_search_options(parser)
     common.add_output_options(parser, report=False)

@@ -45,7 +45,7 @@ def read_csv(path: Path, with_loss: bool) -> list[dict[str, Any]]:
 def _row_of_csv(source: str, cells: Mapping[Any, Any]) -> dict[str, Any]:
     """One row. A column may be missing from the header; an empty cell is an error, but for flops_budget."""
     if None in cells:
-        reason = f"has {len(cells[None])} more cells than the header"
+        reason = f"has {len(cells[None])} cells more than the header"
         raise RecordError(source, None, reason, "Quote cells that hold a comma")
     for name, cell in cells.items():
         if cell is None:
@@ -56,8 +56,7 @@ def _row_of_csv(source: str, cells: Mapping[Any, Any]) -> dict[str, Any]:
         if name not in line and default is not None:
             return default
         if not line[name]:
-            way_out = "Fill it in, or leave the row or the whole column out"
-            raise RecordError(source, name, "is empty", way_out)
+            raise RecordError(source, name, "is empty", "Fill it in, or leave out the row or the column")
         return line[name]
 
     def number(name: str, default: float | None = None) -> float:
@@ -88,9 +87,7 @@ def _row_of_csv(source: str, cells: Mapping[Any, Any]) -> dict[str, Any]:
     flops_per_token, tokens = number("flops_per_token"), number("tokens")
     spent = flops_per_token * tokens
     if abs(spent / budget - 1) > BUDGET_TOLERANCE:
-        reason = (
-            f"is {budget:g}, but tokens·flops_per_token is {spent:.4g}, {spent / budget:.3g} times as much"
-        )
+        reason = f"is {budget:g}, but tokens·flops_per_token is {spent:.4g}, {spent / budget:.3g} times that"
         way_out = "Correct one of the three, or leave flops_budget empty"
         raise RecordError(source, "flops_budget", reason, way_out)
     return counts | {

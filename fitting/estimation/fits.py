@@ -129,8 +129,8 @@ def refuse_mixed(runs: Runs) -> None:
                 name, values = "bptt", np.unique(runs.bptt[chosen].astype(str))
             raise FitError(
                 f"The runs with r={r:g} are of several architectures ({'; '.join(labels)}), and one "
-                f"law cannot describe them all. Leave some out, as with --where '{name}!={values[-1]}' (!= keeps the "
-                "runs of r=1, which have neither injection nor truncation), or compare them as a case study"
+                f"law cannot describe them all. Leave some out, e.g. --where '{name}!={values[-1]}' (!= "
+                "keeps r=1, which has neither injection nor truncation), or compare them as a case study"
             )
 
 

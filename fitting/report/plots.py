@@ -264,11 +264,13 @@ def _profile(analysis: Analysis) -> Figure | None:
 _FIGURES: Figures[Analysis] = (
     (
         _ratios,
-        "Unique parameters and effective size (N_once + m·N_rec) relative to r = 1 at one width; forward FLOPs.",
+        "Unique parameters and effective size (N_once + m·N_rec) relative to r = 1 at one width; "
+        "forward FLOPs.",
     ),
     (
         _frontier,
-        "Compute-optimal loss against training FLOPs: parabola minima, the fitted law, and the law with phi = 1.",
+        "Compute-optimal loss against training FLOPs: parabola minima, the fitted law, and the law with "
+        "phi = 1.",
     ),
     (_isoflops, "Loss against unique parameters for every budget, with parabolas and their minima."),
     (_allocation, "Compute-optimal size and tokens against training FLOPs."),

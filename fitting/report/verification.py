@@ -130,8 +130,7 @@ def count_numbers(value: Any) -> int:
 
 def stale_texts(result: Reported, numbers: dict[str, Any], folder: Path) -> Iterator[Difference]:
     """Lines that report.md and report.html in `folder` should hold for a result and do not, and lines of report.md that
-    do not come from it. Figures are not compared. `result` was read from the JSON `numbers`.
-    """
+    do not come from it. Figures are not compared. `result` was read from the JSON `numbers`."""
     markdown, page = folder / "report.md", folder / "report.html"
     if markdown.is_file():
         shown = markdown.read_text(encoding="utf-8").partition(f"\n\n{FIGURES}\n")[0].splitlines()

@@ -39,8 +39,7 @@ Progress = Callable[[str], None]
 @dataclass(frozen=True)
 class Settings:
     """How an analysis is computed: `starts` of every fit, the `seed` of starts and resamples, and the number of threads
-    (`workers`, None: all cores; results do not depend on it).
-    """
+    (`workers`, None: all cores; results do not depend on it)."""
 
     starts: int = 500
     seed: int = 0

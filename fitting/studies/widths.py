@@ -72,8 +72,7 @@ class Widths:
 
     def width_of(self, n: float) -> float:
         """The width whose N is `n`. Raises `FitError` unless it is between an eighth of the smallest and eight times
-        the largest sampled width.
-        """
+        the largest sampled width."""
         grid = np.geomspace(self.sampled[0] / 8, self.sampled[-1] * 8, 4000)
         totals = self.n_total(grid)
         if not totals[0] * (1 - 1e-9) <= n <= totals[-1] * (1 + 1e-9):
