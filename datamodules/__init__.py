@@ -1,8 +1,8 @@
 """Text -> packed rows of tokens -> batches.
 
 `corpora` and `tabular` read documents, `tokenizers` and `tokenizer_files` turn them into ids, `prepare` packs
-these into rows on disk, and `token_data_module` reads them in the order that `position` gives. The names load on
-first use (PEP 562), since torch takes seconds.
+these into rows on disk, and `token_data_module` reads them in the order that `position` gives. Names load on first
+use (PEP 562), since torch takes seconds to import.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class _EarlierNames:
         return importlib.machinery.ModuleSpec(name, self) if name in _RENAMED else None  # type: ignore[arg-type]
 
     def create_module(self, spec: Any) -> None:
-        """None: the import system makes a module, which is thrown away."""
+        """None: the import system makes a module, which `exec_module` replaces."""
 
     def exec_module(self, module: Any) -> None:
-        # The import system hands out whatever it finds here afterwards.
+        # The import system then hands out what it finds here.
         sys.modules[module.__name__] = importlib.import_module(_RENAMED[module.__name__])
 
 

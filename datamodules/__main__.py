@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def parser() -> argparse.ArgumentParser:
     """The argument parser of all three commands."""
     top = argparse.ArgumentParser(
-        prog="python -m datamodules", description="Prepare text for training, look at it, and check it."
+        prog="python -m datamodules", description="Prepare text for training, inspect it, and verify it."
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="{prepare,inspect,verify}")
 
@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
         required=True,
         help="stdlib (Python's own source); or dataset:NAME[:CONFIG] of the Hugging Face hub; or files, folders, "
         "globs or URLs (s3://, gs://, hf://), whose ending says what they are: JSON lines (.jsonl .ndjson .json, "
-        "also with .gz or .zst), .parquet, or else one text per file",
+        "also with .gz or .zst), .parquet, or otherwise one text per file",
     )
     option("--text-key", default="text", help="key or column that holds the text")
     option("--split", default="train", help="split of a Hugging Face dataset")
@@ -56,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
     option("--workers", type=int, default=1, help="number of processes")
     option("--seed", type=int, default=0, help="seed of the document shuffle")
     option("--val-fraction", type=float, default=0.05, help="share of documents held out")
-    option("--packing-buffer", type=int, default=1000, help="documents that wait for a row")
+    option("--packing-buffer", type=int, default=1000, help="documents that wait for a row at once")
     option(
         "--cut-documents",
         action=argparse.BooleanOptionalAction,
@@ -76,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def make_corpus(arguments: argparse.Namespace) -> Corpus:
-    """The corpus that --source means."""
+    """The corpus that --source names."""
     from datamodules.corpora import StdlibCorpus, TextFiles
     from datamodules.tabular import HuggingFaceDataset, JSONLines, ParquetFiles
 
@@ -112,7 +112,7 @@ def make_corpus(arguments: argparse.Namespace) -> Corpus:
 
 
 def make_tokenizer(arguments: argparse.Namespace) -> Tokenizer:
-    """The tokenizer that --tokenizer means."""
+    """The tokenizer that --tokenizer names."""
     from datamodules.tokenizer_files import FileTokenizer, HubTokenizer, SentencePieceTokenizer
     from datamodules.tokenizers import BPETokenizer, ByteTokenizer
 
@@ -146,7 +146,7 @@ def run_prepare(arguments: argparse.Namespace) -> int:
     settings = PrepareSettings(**{name: getattr(arguments, name) for name in names})
     corpus, tokenizer = make_corpus(arguments), make_tokenizer(arguments)
     if arguments.out.exists():
-        print("already there; the sources are not compared with what it was prepared from", file=sys.stderr)
+        print("already prepared; whether the sources have changed is not checked", file=sys.stderr)
     manifest = prepare(corpus, tokenizer, settings, arguments.out, arguments.workers)
     print(summary(arguments.out, manifest))
     return 0
@@ -227,7 +227,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
     except KeyboardInterrupt:
         print(
-            "interrupted: what was finished is kept, run the same command again to continue", file=sys.stderr
+            "interrupted: what was finished is kept; run the same command again to continue", file=sys.stderr
         )
         return 130
     except BrokenPipeError:

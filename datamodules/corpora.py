@@ -29,8 +29,8 @@ class Unit:
 class Corpus(ABC):
     """Base of all corpora: subclass it and name your class by class_path.
 
-    It is cut into units, which processes share out: it must be picklable and give the same units and documents
-    each time. It should raise DataError where the user can mend what is wrong.
+    A corpus is cut into units, which are shared out over processes: it must be picklable and give the same units
+    and documents each time. It should raise DataError for what the user can mend.
     """
 
     @property
@@ -52,7 +52,7 @@ class Corpus(ABC):
 
     @abstractmethod
     def stamp(self) -> str:
-        """Text that changes with the sources, e.g. of sizes and dates; for the cache key."""
+        """Text that changes when the sources do, e.g. their sizes and dates; for the cache key."""
 
 
 class FileCorpus(Corpus):
@@ -111,7 +111,7 @@ class StdlibCorpus(_OnePerFile):
         root = Path(sysconfig.get_paths()["stdlib"])
         found = []
         for folder, below, names in os.walk(root):
-            # Pruned here, since installed packages often have many more files.
+            # Pruned here, since installed packages often have many more files than Python itself.
             below[:] = [name for name in below if name not in ("site-packages", "dist-packages")]
             for path in (Path(folder, name) for name in names if name.endswith(".py")):
                 stat = path.stat()
@@ -177,7 +177,7 @@ class TextFiles(_OnePerFile):
 
 
 def checked_paths(owner: Corpus, paths: Sequence[str]) -> list[str]:
-    """The paths as a list of str; DataError where it is empty or no list."""
+    """The paths as a list of str. DataError: `paths` is empty or not a list."""
     if isinstance(paths, str) or not paths:
         raise DataError(
             f"{type(owner).__name__}(paths={paths!r}): give a list of at least one file, folder, glob or URL"

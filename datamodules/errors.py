@@ -18,7 +18,7 @@ def check_at_least(least: int, **values: int | None) -> None:
 
 
 def import_extra(name: str, who_needs: str) -> Any:
-    """A package of the extra `data`; the DataError where it is missing begins with `who_needs`."""
+    """Import a package of the extra `data`. If it is missing, a DataError begins with `who_needs`."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

@@ -1,6 +1,6 @@
-"""Which files a path, folder, glob or URL means, and how to read them.
+"""Which files a path, folder, glob or URL names, and how to read them.
 
-URLs go through fsspec, which needs a package per scheme: s3fs for s3://, gcsfs for gs://. hf:// needs none.
+URLs go through fsspec, which needs a package for each scheme: s3fs for s3://, gcsfs for gs://; none for hf://.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class SourceFile:
     """A file of a corpus."""
 
     name: str
-    """Relative to what all files of the corpus share, so that it does not depend on the machine."""
+    """Path relative to the folder that all files of the corpus share, so that it does not depend on the machine."""
     url: str
     """Path or URL to open."""
     size: int
@@ -31,9 +31,9 @@ class SourceFile:
 
 
 def find(patterns: Sequence[str], suffixes: tuple[str, ...] = ()) -> list[SourceFile]:
-    """The files that paths, folders, globs and URLs of those mean, sorted by name, each once.
+    """The files that paths, folders, globs and URLs of those name, sorted by name, each once.
 
-    Of a folder, all files below are taken, or those with one of the suffixes. DataError: a pattern matches nothing.
+    A folder gives all files below it, or those with one of the suffixes. DataError: a pattern matches nothing.
     """
     found: dict[str, tuple[int, str]] = {}
     for pattern in patterns:
@@ -103,12 +103,12 @@ def _filesystem(url: str) -> tuple[Any, str]:
         return url_to_fs(url)
     except (ImportError, ValueError) as error:
         raise DataError(
-            f"cannot open {url}: {error}. Schemes are those of fsspec, e.g. s3://, gs://, hf://"
+            f"cannot open {url}: {error}. The schemes are those of fsspec, e.g. s3://, gs://, hf://"
         ) from error
 
 
 def open_binary(url: str) -> IO[bytes]:
-    """Open a path or URL for reading bytes; DataError where it cannot be opened."""
+    """Open a path or URL for reading bytes. DataError: it cannot be opened."""
     try:
         if "://" not in url:
             return open(url, "rb")
@@ -119,7 +119,7 @@ def open_binary(url: str) -> IO[bytes]:
 
 
 def read_bytes(url: str) -> bytes:
-    """All bytes behind a path or URL; DataError where it cannot be read."""
+    """All bytes behind a path or URL. DataError: it cannot be read."""
     try:
         with open_binary(url) as stream:
             return stream.read()
@@ -130,7 +130,7 @@ def read_bytes(url: str) -> bytes:
 
 
 def open_decompressed(url: str) -> IO[bytes]:
-    """Open for reading, decompressing .gz and .zst; DataError where that is impossible."""
+    """Open for reading, decompressing .gz and .zst. DataError: it cannot be opened, or zstandard is missing."""
     raw = open_binary(url)
     if url.endswith(".gz"):
         import gzip
@@ -142,7 +142,7 @@ def open_decompressed(url: str) -> IO[bytes]:
 
 
 class _Zstandard(io.RawIOBase):
-    """Decompressed bytes of a stream; the library's own reader takes a truncated one for complete."""
+    """Decompressed bytes of a stream. The library's own reader takes a truncated stream for a complete one."""
 
     def __init__(self, raw: IO[bytes], url: str, library: Any) -> None:
         self._raw = raw

@@ -35,7 +35,7 @@ def write(
     shards: dict[str, list[dict[str, Any]]],
     val_target_counts: NDArray[np.int64],
 ) -> None:
-    """Put manifest.json together and write it atomically, readable for people, too.
+    """Put manifest.json together and write it atomically, in a form that people can read.
 
     `sources` and `shards` are the summaries of all units and shards, in order; the counts, (vocab_size,), say how
     often each id is a validation target. The corpus is not hashed, since it may hold paths of this machine.
@@ -81,7 +81,7 @@ def manifest_hash(manifest: dict[str, Any]) -> str:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The manifest of a prepared folder; DataError where it is missing or damaged."""
+    """The manifest of a prepared folder. DataError: it is missing or damaged."""
     path = folder / MANIFEST
     if not folder.is_dir():
         raise DataError(
@@ -96,7 +96,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def check_content(content: bytes, where: str) -> dict[str, Any]:
-    """The manifest in these bytes, format and hash checked; `where` is for messages."""
+    """The manifest in these bytes, with format and hash checked. DataError names `where` and what is wrong."""
     try:
         manifest = json.loads(content)
         version, stated = manifest["format"], manifest["hash"]
@@ -105,12 +105,12 @@ def check_content(content: bytes, where: str) -> dict[str, Any]:
             f"{where} is damaged ({error!r}): prepare the data again into another folder"
         ) from error
     if version != FORMAT:
-        raise DataError(f"{where} has format {version}, this version reads {FORMAT}: prepare the data again")
+        raise DataError(f"{where} has format {version}, but this version reads {FORMAT}: prepare data anew")
     actual = manifest_hash(manifest)
     if actual != stated:
         raise DataError(
-            f"{where} was changed after it was written: it states hash {stated[:16]}, its content has "
-            f"{actual[:16]}. Prepare the data again"
+            f"{where} was changed after it was written: it states hash {stated[:16]}, but its content "
+            f"has {actual[:16]}. Prepare the data again"
         )
     return manifest
 
@@ -118,7 +118,7 @@ def check_content(content: bytes, where: str) -> dict[str, Any]:
 def check_files(
     folder: Path, manifest: dict[str, Any], content: bool, chunks_may_miss: bool = False
 ) -> list[str]:
-    """Faults of the data files, one line each, naming the file; empty when all is well.
+    """Faults of the data files, one line each, naming the file; empty if all is well.
 
     Args:
         content: compare every chunk's hash, which reads all data, and not only its size.
@@ -153,7 +153,7 @@ def _fault(folder: Path, name: str, sha256: str | None, size: int | None = None)
 
 
 def _index_fault(folder: Path, split: str, chunks: list[dict[str, Any]]) -> str | None:
-    """The index is not hashed, since its keys vary with litdata's version."""
+    """What is wrong with an index, which is not hashed, since its keys vary with litdata's version."""
     path = folder / split / "index.json"
     try:
         entries = json.loads(path.read_text())["chunks"]

@@ -68,7 +68,7 @@ def pack(lengths: Iterable[int], row_length: int, buffer_size: int = 1000) -> It
     row, and the rest of it is dropped. Of equal lengths the earliest arrival goes first. A last row that
     cannot be filled is dropped.
 
-    A buffer that runs empty within a row, of which the paper says nothing, is refilled.
+    A buffer that runs empty within a row is refilled; the paper does not say what to do then.
 
     Args:
         lengths: tokens per document, in order of arrival; each at least 1.

@@ -1,7 +1,7 @@
 """The order of rows, and the endless batches drawn from it.
 
 The order is a pure function of seed, epoch and the data's layout. A position in it is one integer, the global
-row counter, so workers and processes can change at a resume.
+row counter, so the numbers of workers and processes may change at a resume.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 WINDOW_ROWS = 2**20
-"""Rows that are shuffled together. In larger data the chunks are permuted, and then the rows of neighbours up to
-this number: that takes little memory and reads remote data chunk by chunk."""
+"""Rows that are shuffled together. If there are more, the chunks are permuted, and then the rows of neighbouring
+chunks, up to this number: this takes little memory and reads remote data chunk by chunk."""
 
 
 def _permutation(size: int, *place: int) -> NDArray[np.int64]:
@@ -29,7 +29,7 @@ class RowOrder:
     """Which stored row is read at each value of the global row counter, epoch after epoch.
 
     Args:
-        chunk_rows: rows per chunk, at least one in all, in the order of the rows' numbers.
+        chunk_rows: rows of each chunk, in the order of the rows' numbers; at least one row in all.
         window_rows: see WINDOW_ROWS.
     """
 
@@ -78,12 +78,12 @@ class EndlessBatches:
     """Endless batch sampler: this process's slice of every global micro-batch, from a position on.
 
     Global micro-batch n covers the counters [start + n·B·W, start + (n+1)·B·W), and process k of W takes the k-th
-    B of them. So how a step is split over processes and micro-batches does not change its rows.
+    B of them. The rows of a step therefore do not depend on how it is split over processes and micro-batches.
     """
 
     order: RowOrder
     start: Callable[[], int]
-    """Called for the position (a global row counter) whenever iteration begins."""
+    """Gives the position (a global row counter); called whenever iteration begins."""
     batch_size: int
     rank: int
     world_size: int

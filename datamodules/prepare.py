@@ -53,28 +53,28 @@ def prepare(
     workers: int = 1,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Prepare `out` and return its manifest; where it is already prepared with this recipe, only return it.
+    """Prepare `out` and return its manifest; if it is already prepared with this recipe, only return that.
 
     The work is done in a folder `<out>.<recipe>.partial` that is renamed at the end, so `out` exists only when
-    it is whole; the next run with the same recipe and sources continues an interrupted one there. A lock keeps
+    it is whole; the next run with the same recipe and sources continues an interrupted one. A lock keeps
     two processes from preparing the same folder: the second waits and then finds it done.
 
     Args:
         corpus: where the documents come from.
-        tokenizer: what turns them into ids; it is trained here where it needs that.
+        tokenizer: what turns them into ids; it is trained here if it needs training.
         settings: all else that decides the rows.
         out: the folder to create.
-        workers: number of processes; with 1, all work is done in this one.
+        workers: number of processes; with 1, this process does all the work.
         progress: show progress bars and a summary on stderr.
 
     Raises:
-        DataError: the sources or settings are wrong, `out` is something else, or it cannot be written.
+        DataError: the sources or settings are wrong, `out` exists and is something else, or it cannot be written.
     """
     check_at_least(1, workers=workers)
     out = Path(out).absolute()
     wanted = recipe(corpus, tokenizer, settings)
     if out.exists():
-        # It is whole: no lock is needed, nor the right to write one here.
+        # It is whole, so no lock is needed, nor the right to write one here.
         return _existing(out, wanted)
     with _locked(out, progress):
         if out.exists():
@@ -87,7 +87,7 @@ def prepare(
         manifest = _prepare(Job(corpus, tokenizer, settings, work), units, workers, progress)
         with writing(out):
             os.replace(work, out)
-        # With `out` there, nobody can continue the others.
+        # Now that `out` exists, nobody can continue the others.
         for other in out.parent.glob(f"{glob.escape(out.name)}.????????{_PARTIAL}"):
             shutil.rmtree(other, ignore_errors=True)
         return manifest
@@ -102,7 +102,7 @@ def _existing(out: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     stored = {**found, "tokenizer": found["tokenizer"]["settings"]}
     differing = [key for key in wanted if differ(stored[key], wanted[key])]
     if differing:
-        details = "; ".join(f"{key}: {stored[key]} there, {wanted[key]} asked" for key in differing)
+        details = "; ".join(f"{key}: {stored[key]} there, {wanted[key]} asked for" for key in differing)
         raise DataError(f"{out} is already prepared with another recipe ({details}): choose another folder")
     return found
 
@@ -140,7 +140,7 @@ def _trained(job: Job, units: list[Unit], progress: bool) -> Tokenizer:
 def _training_documents(job: Job, units: list[Unit], progress: bool) -> Iterator[str]:
     order = sorted(range(len(units)), key=lambda i: shuffle_key(b"tokenizer", job.settings.seed, i, 0))
     wanted = job.tokenizer.train_characters
-    given = 0  # a bar that is not shown does not count
+    given = 0  # counted here, since a bar that is not shown does not count
     with tqdm(
         desc="read for the tokenizer", total=wanted, unit="char", unit_scale=True, disable=not progress
     ) as bar:
@@ -189,14 +189,14 @@ def _tokenize(job: Job, units: list[Unit], workers: int, progress: bool) -> list
 def _pack(job: Job, sources: list[Summary], workers: int, progress: bool) -> dict[str, list[Summary]]:
     total = sum(source["tokens"] for source in sources)
     share = {"train": 1.0 - job.settings.val_fraction, "val": job.settings.val_fraction}
-    # From expected sizes: any function of the data will do that ignores the workers.
+    # Any function of the data that ignores the number of workers will do: here, of expected sizes.
     num_shards = {split: max(1, round(total * share[split] / SHARD_TOKENS)) for split in SPLITS}
     places = [(split, shard) for split in SPLITS for shard in range(num_shards[split])]
     summaries = {place: read_marker(job.shard_marker(*place)) for place in places}
     todo = [place for place, summary in summaries.items() if summary is None]
     with _bar("pack", "shard", progress, len(places), len(todo)) as bar:
         calls = [(place, (job, *place, num_shards[place[0]], len(sources))) for place in todo]
-        # A process takes seconds to start: too long for one shard per split.
+        # A process takes seconds to start, which is too long for one shard per split.
         for place, summary in run_jobs(pack_shard, calls, workers if len(places) > len(SPLITS) else 1):
             summaries[place] = summary
             bar.update()
@@ -226,7 +226,7 @@ def _finish(job: Job, sources: list[Summary], shards: dict[str, list[Summary]]) 
     write_bytes_atomically(job.work / name, content)
     (job.work / "tokenizer-trained").unlink(missing_ok=True)
     counts = np.sum([read_counts(job.shard_marker("val", i)) for i in range(len(shards["val"]))], axis=0)
-    # The manifest comes last: where it is, everything is.
+    # The manifest comes last, so where it is, everything is.
     corpus = job.corpus.settings()
     manifests.write(job.work, corpus, job.tokenizer, job.settings, sources, shards, counts)
 
@@ -245,7 +245,7 @@ def _locked(out: Path, progress: bool) -> AcquireReturnProxy:
 
 @contextmanager
 def _quiet_threads() -> Iterator[None]:
-    """Let the tokenizer use threads inside, and keep it from warning about forks that come later."""
+    """Let the tokenizer use threads within, and keep it from warning about later forks."""
     name = "TOKENIZERS_PARALLELISM"
     before = os.environ.get(name)
     os.environ[name] = before or "true"

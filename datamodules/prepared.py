@@ -1,4 +1,4 @@
-"""Where a run's prepared data is, and whether it is whole and what was asked for."""
+"""Where a run's prepared data is, and whether it is whole and as asked for."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from datamodules.storage import Rows
 from datamodules.tokenizers import Tokenizer
 
 SMALL_BYTES = 2**28
-"""Up to this size every hash is compared when data is opened (half a second); beyond it only sizes are, and
-`python -m datamodules verify` does the rest."""
+"""Up to this size every hash is compared when data is opened (half a second); beyond it only sizes are,
+and `python -m datamodules verify` does the rest."""
 
 
 @dataclass(eq=False)
 class PreparedFolder:
-    """A prepared folder, and what was asked for, which is compared with it."""
+    """A prepared folder, and what was asked for, with which the folder is compared."""
 
     place: Path
     asked: dict[str, Any]
-    """Preparation settings that were given a value, by their name in the manifest."""
+    """The preparation settings that were given, by their names in the manifest."""
     tokenizer: Tokenizer | None = None
     corpus: Corpus | None = None
     chunks_may_miss: ClassVar[bool] = False
@@ -39,16 +39,16 @@ class PreparedFolder:
 
     @property
     def vocab_size(self) -> int:
-        """The tokenizer's, known before `prepare`."""
+        """The tokenizer's vocabulary, known before `prepare`."""
         if self.tokenizer is not None:
             return self.tokenizer.vocab_size
         return manifests.read(self.folder)["tokenizer"]["vocab_size"]
 
     def prepare(self, progress: bool) -> None:
-        """Do once per machine what must precede `open`; here there is nothing to do."""
+        """Do once per machine what must precede `open`: here, nothing."""
 
     def open(self, vocab_size: int) -> dict[str, Any]:
-        """The manifest, for a model of `vocab_size` ids; DataError: missing, damaged or not as asked for."""
+        """The manifest, for a model of `vocab_size` ids. DataError: data is missing, damaged or not as asked for."""
         manifest = manifests.read(self.folder)
         self._check_recipe(manifest, vocab_size)
         small = sum(c["bytes"] for part in manifest["splits"].values() for c in part["chunks"]) <= SMALL_BYTES
@@ -87,7 +87,7 @@ class PreparedFolder:
             )
 
     def rows(self, manifest: dict[str, Any], split: str) -> Rows:
-        """The rows of one split by number."""
+        """The rows of one split, by number."""
         row_length = manifest["settings"]["seq_len"] + 1
         return Rows(self.folder / split, row_length, manifest["splits"][split]["rows"])
 
@@ -103,7 +103,7 @@ class CachedCorpus(PreparedFolder):
 
     @cached_property
     def folder(self) -> Path:
-        # Cached, since the name depends on all source files.
+        # Cached, since the name depends on every source file.
         return self.place / cache_name(*self._recipe)
 
     def prepare(self, progress: bool) -> None:

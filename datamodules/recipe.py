@@ -14,7 +14,7 @@ from datamodules.errors import DataError, check_at_least
 from datamodules.tokenizers import Tokenizer
 
 FORMAT = 1
-"""Version of the prepared folder; it goes up whenever the same input would give other rows."""
+"""Version of the prepared folder. It goes up whenever the same input would give different rows."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class PrepareSettings:
     Args:
         seq_len: T, the tokens that a model sees at once; rows hold T + 1.
         val_fraction: expected share of documents held out, decided by each document's own hash.
-        cut_documents: first cut documents into pieces of at most a row; each begins with BOS and is packed as a
-            document of its own.
+        cut_documents: first cut documents into pieces of at most a row, each of which begins with BOS and is packed
+            like a document.
         packing_buffer: documents that wait at once in best-fit packing.
         seed: seed of the document shuffle before packing. The split does not depend on it.
     """
@@ -72,7 +72,7 @@ def sha256_of(value: Any) -> str:
 
 
 def default_cache_dir() -> Path:
-    """LOOPED_LM_CACHE if set, else `looped_lm` in the user's cache folder (XDG_CACHE_HOME or ~/.cache)."""
+    """$LOOPED_LM_CACHE if set, else `looped_lm` in the user's cache folder ($XDG_CACHE_HOME or ~/.cache)."""
     if own := os.environ.get("LOOPED_LM_CACHE"):
         return Path(own).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "looped_lm"

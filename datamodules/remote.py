@@ -1,4 +1,4 @@
-"""Prepared data behind a URL: a chunk is fetched when it is first read, checked, and kept.
+"""Prepared data behind a URL: each chunk is fetched when it is first read, then checked and kept.
 
 Whole chunks are copied into a local folder, since litdata can stream only in its own order: with random access
 its prefetching thread unmaps chunks that are being read (0.2.76 raises KeyError).
@@ -24,9 +24,9 @@ from fitting.records import write_bytes_atomically
 
 
 def mirror(url: str, cache: Path) -> Path:
-    """Copy all but the chunks of the prepared data at `url` into a folder of the cache, and return that.
+    """Copy all but the chunks of the prepared data at `url` into a folder of the cache, and return its path.
 
-    It is named after the data's hash, so data that changes behind the URL gets another folder.
+    The folder is named after the data's hash, so data that changes behind the URL gets another one.
     """
     url = url.rstrip("/")
     content = read_bytes(f"{url}/{MANIFEST}")
@@ -36,14 +36,14 @@ def mirror(url: str, cache: Path) -> Path:
         names = [manifest["tokenizer"]["file"], *(f"{split}/index.json" for split in manifest["splits"])]
         files = {name: read_bytes(f"{url}/{name}") for name in names}
         with writing(folder):
-            # The manifest comes last: where it is, everything is.
+            # The manifest comes last, so where it is, everything is.
             for name, data in {**files, MANIFEST: content}.items():
                 write_bytes_atomically(folder / name, data)
     return folder
 
 
 class RemoteRows(Rows):
-    """Rows of the split at `url`, whose chunks come into the local `folder` when one is first read."""
+    """Rows of the split at `url`; each chunk comes into the local `folder` when it is first read."""
 
     def __init__(self, url: str, folder: Path, row_length: int, chunks: list[dict[str, Any]]) -> None:
         self._ends = list(itertools.accumulate(chunk["rows"] for chunk in chunks))
@@ -53,7 +53,7 @@ class RemoteRows(Rows):
         self._here: set[int] = set()
 
     def __getitem__(self, row: int) -> NDArray[Any]:
-        """Also raises DataError where the chunk cannot be fetched or is damaged."""
+        """Also raises DataError if the chunk cannot be fetched or is damaged."""
         index = bisect.bisect_right(self._ends, row)
         path = self.folder / self._chunks[index]["filename"]
         if index not in self._here and not path.exists():
@@ -71,7 +71,7 @@ class RemoteRows(Rows):
 
 
 class PreparedURL(PreparedFolder):
-    """A prepared folder behind a URL; what is read of it is kept in a folder of the cache."""
+    """A prepared folder behind a URL. What is read from it is kept in a folder of the cache."""
 
     chunks_may_miss = True
 

@@ -31,7 +31,7 @@ from fitting.records import write_bytes_atomically
 
 SPLITS = ("train", "val")
 Summary = dict[str, Any]
-"""What a job says of itself: counts, hashes, chunks."""
+"""What a job reports: counts, hashes, chunks."""
 _BATCH_CHARACTERS = 1_000_000
 
 
@@ -59,7 +59,7 @@ class Job:
 
 
 def clean(text: str) -> str:
-    """The text with lone surrogates replaced, which JSON can hold and UTF-8 cannot."""
+    """The text with lone surrogates replaced: JSON can hold them, UTF-8 cannot."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -69,7 +69,7 @@ def document_digest(text: str) -> bytes:
 
 
 def is_validation(digest: bytes, val_fraction: float) -> bool:
-    """Whether the document is held out. Its content decides, so all its copies are in one split."""
+    """Whether the document is held out. Only its content decides, so all its copies are in one split."""
     return int.from_bytes(digest[:8], "big") < val_fraction * 2.0**64
 
 
@@ -160,7 +160,7 @@ def pack_shard(job: Job, split: str, shard: int, num_shards: int, num_units: int
             row = np.concatenate([flat[starts[i] : starts[i] + taken] for i, taken in segments])
             cropped += sum(int(lengths[i]) - taken for i, taken in segments)
             if split == "val":
-                # Targets alone: the first token of a row is never predicted.
+                # Only targets count: the first token of a row is never predicted.
                 np.add.at(counts, row[1:], 1)
             yield row
 
@@ -235,7 +235,7 @@ def _write_marker(path: Path, summary: Summary, **arrays: NDArray[Any]) -> None:
 
 
 def read_marker(path: Path) -> Summary | None:
-    """The summary of a finished job, or None where the job is not finished."""
+    """The summary of a finished job, or None if the job is not finished."""
     if not path.exists():
         return None
     with np.load(path) as stored:

@@ -1,6 +1,6 @@
 """Rows on disk, in litdata's chunk format: written shard by shard, read by row number.
 
-The order is ours (position.py): litdata's depends on the workers, and its resume does not survive epochs.
+The order is ours (position.py): litdata's depends on the number of workers, and it cannot resume across epochs.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from litdata import StreamingDataset
 
 CHUNK_BYTES = 16 * 2**20
-"""Target size of a chunk: few requests to object storage, and `verify` names the damaged one. A random row takes
-about 50 us whatever the size (measured)."""
+"""Target size of a chunk: large enough for few requests to object storage, small enough for `verify` to say what is
+damaged. A random row takes about 50 us whatever the size (measured)."""
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -42,13 +42,13 @@ def file_sha256(path: Path) -> str:
 
 @contextmanager
 def writing(place: Path) -> Iterator[None]:
-    """Raise what the disk refuses as a DataError that names the file, or else `place`."""
+    """Turn an OSError into a DataError that names the file, or else `place`."""
     try:
         yield
     except OSError as error:
         raise DataError(
             f"cannot read or write {error.filename or place}: {error.strerror or error}. What was finished is "
-            "kept; run again with room and rights to write, or choose another folder"
+            "kept; make room or get the right to write and run again, or choose another folder"
         ) from error
 
 
@@ -108,10 +108,10 @@ def write_index(folder: Path, chunks: list[dict[str, Any]]) -> None:
 
 @dataclass(eq=False)
 class Rows:
-    """The rows of one split by number (a map-style dataset), opened when the first is read."""
+    """The rows of one split, by number (a map-style dataset). Files are opened when the first row is read."""
 
     folder: Path
-    """Of the split, with index.json and the chunks."""
+    """That of the split, with index.json and the chunks."""
     row_length: int
     """Tokens per row, T + 1."""
     num_rows: int
@@ -124,7 +124,7 @@ class Rows:
         return {**self.__dict__, "_dataset": None}
 
     def __getitem__(self, row: int) -> NDArray[Any]:
-        """Tokens of one row, (T + 1,), in the stored type; DataError: its chunk is missing or damaged."""
+        """Tokens of one row, (T + 1,), in the stored type. DataError: its chunk is missing or damaged."""
         if self._dataset is None:
             from litdata import StreamingDataset, TokensLoader
 
@@ -138,7 +138,7 @@ class Rows:
             ) from error
 
     def __getitems__(self, rows: list[int]) -> torch.Tensor:
-        """Rows by number as one int64 tensor (B, T + 1): what a DataLoader asks for per batch."""
+        """Rows by number as one int64 tensor (B, T + 1): what a DataLoader asks for, once per batch."""
         import torch
 
         batch = np.empty((len(rows), self.row_length), dtype=np.int64)

@@ -16,7 +16,7 @@ _UNIT_ROWS = 10_000
 
 
 def _text_of(record: Any, key: str, where: str) -> str:
-    """The text of one record; "" where it is null."""
+    """The text of one record; "" if it is null."""
     if not isinstance(record, dict):
         raise DataError(f"{where}: expected a JSON object, found {type(record).__name__}")
     if key not in record:
@@ -25,7 +25,7 @@ def _text_of(record: Any, key: str, where: str) -> str:
     if text is None:
         return ""
     if not isinstance(text, str):
-        raise DataError(f"{where}: {key!r} is {type(text).__name__}, not a text")
+        raise DataError(f"{where}: {key!r} is {type(text).__name__}, not text")
     return text
 
 
@@ -162,7 +162,7 @@ class ParquetFiles(FileCorpus):
 
 
 def _groups(sizes: list[int]) -> Iterator[tuple[int, int]]:
-    """Join row groups into parts of about _UNIT_BYTES: (first, last + 1)."""
+    """Join row groups into parts of about _UNIT_BYTES; yields (first, last + 1)."""
     begin = filled = 0
     for i, size in enumerate(sizes):
         filled += size
@@ -180,7 +180,7 @@ class HuggingFaceDataset(Corpus):
 
     Args:
         path: name such as `HuggingFaceFW/fineweb-edu`, or a folder.
-        config: configuration of the dataset where it has several, e.g. `sample-10BT`.
+        config: configuration of the dataset if it has several, e.g. `sample-10BT`.
         split: which split to read.
         text_column: the column that holds the text.
         revision: commit or tag; name a commit to get the same data next year.
@@ -220,7 +220,7 @@ class HuggingFaceDataset(Corpus):
         }
 
     def stamp(self) -> str:
-        # A name without a revision is taken to mean the same data always.
+        # A name without a revision is taken to mean the same data for ever.
         return ""
 
     def units(self) -> list[Unit]:

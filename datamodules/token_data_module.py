@@ -14,7 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 
 import datamodules.tabular
-import datamodules.tokenizer_files  # noqa: F401  the command line lists the classes that are imported
+import datamodules.tokenizer_files  # noqa: F401  the command line lists imported classes only
 from datamodules.corpora import Corpus, StdlibCorpus
 from datamodules.errors import DataError, check_at_least
 from datamodules.position import EndlessBatches, RowOrder, ShardedBatches
@@ -41,10 +41,10 @@ class TokenDataModule(LightningDataModule):
         seq_len: T. Rows of T + 1 tokens give T inputs and T targets.
         batch_size: B, rows per process and micro-batch.
         val_batch_size: rows per process and validation batch. None: `batch_size`.
-        vocab_size: the model's vocabulary, where it must not depend on the tokenizer at hand (the paper's is
+        vocab_size: the model's vocabulary, if it must not depend on the tokenizer at hand (the paper's is
             32001). A larger tokenizer is refused, a smaller one leaves ids unused. None: the tokenizer's.
-        val_rows: validation rows during `fit`; all there are, if there are fewer.
-        final_val_rows: the same outside of `fit`, and during it when `full_validation` is set.
+        val_rows: validation rows during `fit`; if there are fewer, all of them.
+        final_val_rows: the same outside `fit`, and during it if `full_validation` is set.
         val_fraction: expected share of documents held out, by their hash. None: 0.05.
         cut_documents: cut documents longer than a row into pieces first. None: True.
         packing_buffer: documents that wait at once in best-fit packing. None: 1000.
@@ -54,11 +54,11 @@ class TokenDataModule(LightningDataModule):
         cache_dir: where prepared data is kept. None: see `default_cache_dir`.
         data_dir: a folder written by `python -m datamodules prepare`, or a URL of one (s3://, gs://, ...), whose
             chunks are fetched into `cache_dir` when they are first read. The tokenizer, the corpus and the
-            settings of preparation are then only compared with what is there; None accepts that.
+            settings of preparation are then only compared with those of the data; None accepts any.
         progress: show progress bars while preparing.
 
     Attributes:
-        full_validation: set it before the validation dataloader is built for `final_val_rows` during `fit`.
+        full_validation: set it before the validation dataloader is built, to read `final_val_rows` during `fit`.
         manifest: after `setup`, the data's manifest (see manifest.py); `manifest_hash` names it.
 
     Raises:
@@ -128,11 +128,11 @@ class TokenDataModule(LightningDataModule):
     # ---- data
 
     def prepare_data(self) -> None:
-        """Prepare the cache where needed; Lightning calls this in one process per machine."""
+        """Prepare the cache if needed. Lightning calls this in one process per machine."""
         self._data.prepare(self.progress)
 
     def setup(self, stage: str | None = None) -> None:
-        """Open the data; DataError where it is missing, damaged or prepared with other settings."""
+        """Open the data. DataError: it is missing, damaged or prepared with other settings."""
         if not self.manifest:
             self.manifest = self._data.open(self.vocab_size)
             train_chunks = self.manifest["splits"]["train"]["chunks"]
@@ -186,7 +186,7 @@ class TokenDataModule(LightningDataModule):
     def _batches_processed(self) -> int:
         if self.trainer is None:
             return 0
-        # Not `completed`: checkpoints are saved between the two.
+        # Not `completed`: checkpoints are saved after `processed` is counted and before `completed` is.
         return self.trainer.fit_loop.epoch_loop.batch_progress.total.processed  # type: ignore[attr-defined]
 
     @property
@@ -213,7 +213,7 @@ class TokenDataModule(LightningDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from the position of a checkpoint; the batch size and the number of processes may differ.
 
-        DataError: it was trained with another tokenizer or, where training continues, other data or another seed.
+        DataError: it was trained with another tokenizer or, if training continues, other data or another seed.
         """
         trainer = self.trainer
         # It is sound to evaluate a checkpoint on other data, but not with another tokenizer.
@@ -222,7 +222,7 @@ class TokenDataModule(LightningDataModule):
         for key in ("tokenizer_sha256",) if evaluating else ("tokenizer_sha256", "manifest_hash", "seed"):
             if state_dict[key] != here[key]:
                 raise DataError(
-                    f"the checkpoint was trained with {key} {state_dict[key]}, the data at hand has "
+                    f"the checkpoint was trained with {key} {state_dict[key]}, but the data at hand has "
                     f"{here[key]}: give the run the data and seed it was started with"
                 )
         self._start_row = state_dict["rows_consumed"]
@@ -264,11 +264,11 @@ class TokenDataModule(LightningDataModule):
                 "needs at least one. Raise val_rows, or prepare data with a larger val_fraction"
             )
         if used < num_rows:
-            log.warning("%d validation rows were asked for, %d exist: using those", num_rows, available)
+            log.warning("%d validation rows were asked for; the %d that exist are used", num_rows, available)
         return self._loader("val", ShardedBatches(used, self.val_batch_size, self._rank, self._world_size))
 
     def val_dataloader(self) -> DataLoader[Any]:
-        """`val_rows` rows while fitting, `final_val_rows` with `full_validation` set or outside of `fit`."""
+        """`val_rows` rows during `fit`; `final_val_rows` outside it, or if `full_validation` is set."""
         fitting = self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
         few = fitting and not self.full_validation
         return self._validation_loader(self.val_rows if few else self.final_val_rows)

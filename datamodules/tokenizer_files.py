@@ -18,7 +18,7 @@ class FileTokenizer(JSONTokenizer):
     """Any tokenizer.json of the `tokenizers` library.
 
     Args:
-        bos_token: the token to put before documents, as text. None: the first that the file has out of <s>,
+        bos_token: the token to put before documents, as text. None: the first that the file has of <s>,
             <|bos|>, <bos>, <|begin_of_text|>, [BOS], <|endoftext|> and [CLS].
 
     Raises:
@@ -77,7 +77,7 @@ class HubTokenizer(FileTokenizer):
     """
 
     def __init__(self, repository: str, revision: str | None = None, bos_token: str | None = None) -> None:
-        # Comes with the tokenizers library; takes a while to import.
+        # It comes with the tokenizers library, and takes a while to import.
         from huggingface_hub import hf_hub_download
 
         try:
@@ -131,7 +131,7 @@ class SentencePieceTokenizer(Tokenizer):
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         threads = 1 if os.environ.get("TOKENIZERS_PARALLELISM") == "false" else -1
-        # No text gives BOS: sentencepiece reads control symbols in a text as plain text.
+        # No text can give BOS: sentencepiece reads control symbols in a text as plain text.
         encoded = self._processor.encode(list(texts), num_threads=threads)
         return [np.asarray(ids, dtype=np.int64) for ids in encoded]
 

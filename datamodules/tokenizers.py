@@ -26,13 +26,13 @@ class Tokenizer(ABC):
     """Base of all tokenizers: subclass it (deterministic, picklable) and name your class by class_path."""
 
     vocab_size: int
-    """Ids are in [0, vocab_size). Known at construction; an upper bound where `train` is needed."""
+    """Ids are in [0, vocab_size). Known at construction; an upper bound if `train` is needed."""
     bos_id: int
     """The id put before every document; no text gives it."""
     needs_training: bool = False
-    """Whether `train` must be called before anything can be encoded; preparation does so."""
+    """Whether `train` must be called before anything can be encoded. Preparation calls it."""
     train_characters: int = 0
-    """Characters of training documents that `train` gets; 0 where nothing is trained."""
+    """Characters of training documents that `train` gets; 0 if nothing is trained."""
 
     @property
     @abstractmethod
@@ -41,7 +41,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """JSON-able identity, for cache and manifest: class_path and what decides the ids."""
+        """JSON-able identity, for cache and manifest: class_path and whatever decides the ids."""
 
     @abstractmethod
     def encode(self, texts: Sequence[str]) -> list[Ids]:
@@ -58,10 +58,10 @@ class Tokenizer(ABC):
     @classmethod
     @abstractmethod
     def load(cls, folder: Path, settings: dict[str, Any]) -> Tokenizer:
-        """The tokenizer stored in a prepared folder; `settings` as in its manifest."""
+        """The tokenizer stored in a prepared folder, with the `settings` in its manifest."""
 
     def train(self, documents: Iterable[str], progress: bool = False) -> None:
-        """Learn the vocabulary from the documents; called only where `needs_training`."""
+        """Learn the vocabulary from the documents; called only if `needs_training`."""
         raise NotImplementedError(f"{type(self).__name__} is not trained on the corpus")
 
     def fingerprint(self) -> str:
@@ -70,7 +70,7 @@ class Tokenizer(ABC):
 
 
 class ByteTokenizer(Tokenizer):
-    """The bytes of UTF-8 as ids 0 to 255, and BOS as 256: a vocabulary of 257."""
+    """The bytes of UTF-8 as ids 0 to 255, and BOS as 256: a vocabulary of 257 ids."""
 
     vocab_size = 257
     bos_id = 256
@@ -134,8 +134,8 @@ class BPETokenizer(JSONTokenizer):
     Args:
         vocab_size: number of ids at most, with BOS and the 256 bytes (DataError below 257); a small corpus may
             give fewer.
-        train_characters: characters of training documents to learn from, of units in a seeded order. More of
-            them cost more time than they gain.
+        train_characters: characters of training documents to learn from, taken from units in a seeded order.
+            More of them cost more time than they are worth.
     """
 
     bos_id = 0
@@ -189,7 +189,7 @@ class BPETokenizer(JSONTokenizer):
 
 
 def json_backend(path: Path, content: bytes) -> Backend:
-    """The backend that a tokenizer.json holds; the DataError where it is none names `path`."""
+    """The backend that a tokenizer.json holds. DataError, naming `path`: the content is something else."""
     from tokenizers import Tokenizer as Backend
 
     try:
@@ -199,7 +199,7 @@ def json_backend(path: Path, content: bytes) -> Backend:
 
 
 def load_tokenizer(folder: Path, settings: dict[str, Any]) -> Tokenizer:
-    """The tokenizer stored in a prepared folder; DataError where its class cannot be found."""
+    """The tokenizer stored in a prepared folder. DataError: its class cannot be found."""
     class_path = settings["class_path"]
     module, _, name = class_path.rpartition(".")
     try:

@@ -1,4 +1,4 @@
-"""Processes that do the jobs of a preparation, and how they and a DataLoader's readers end."""
+"""Processes that do the jobs of a preparation, and how they and a DataLoader's workers end."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def run_jobs(
 ) -> Iterator[tuple[Name, dict[str, Any]]]:
     """Yield (name, function(*arguments)) for each (name, arguments), in the order in which they finish.
 
-    After the first error, which comes through as it is, no further job starts. DataError: a worker died.
+    After the first error, which is raised as it is, no further job starts. DataError: a worker died.
     """
     if workers == 1 or len(calls) <= 1:
         for name, arguments in calls:
             yield name, function(*arguments)
         return
-    # Not forked from this process, which may hold a GPU, threads and locks.
+    # The workers are not forked from this process, which may hold a GPU, threads and locks.
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     context = multiprocessing.get_context(method)
     if method == "forkserver":
@@ -47,15 +47,15 @@ def run_jobs(
 
 
 def _start_worker() -> None:
-    # The processes are the parallelism; threads inside each would only compete.
+    # The processes already fill the cores; threads inside each would only compete.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    # Ctrl-C reaches the whole group, and the parent ends the pool after the jobs that are running.
+    # Ctrl-C reaches the whole process group; the parent ends the pool after the jobs that are running.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_leave_with_parent, daemon=True).start()
 
 
 def _leave_with_parent() -> None:
-    """End with the parent: one that is killed outright cannot stop its workers."""
+    """End with the parent: a parent that is killed outright cannot stop its workers."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     # Not getppid, since the server that forks the workers lives as long as any of them does.
@@ -73,10 +73,10 @@ def leave_signals_to_parent(worker_id: int = 0) -> None:
         signal.signal(signum, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None and parent.pid is not None
-    # Blocked in all threads, so that one of them can wait for it and see who sent it.
+    # Blocked in all threads, so that one of them can wait for the signal and see who sent it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     threading.Thread(target=_leave_when_asked_by, args=(parent.pid,), daemon=True).start()
-    # torch watches whoever is the parent at the start, which may already be init.
+    # torch watches the process that is the parent at the start, which may already be init.
     threading.Thread(target=_leave_with_parent, daemon=True).start()
 
 

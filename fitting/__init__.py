@@ -1,7 +1,7 @@
 """Scaling laws of looped language models, fitted from run records: numpy and scipy only, never torch.
 
-`load_runs`, `fit`, `bootstrap`, `compare` and the laws are here by name, loaded on first use, so that importing this
-package (or `fitting.records` from a training callback) costs nothing. See `fitting/README.md` for a worked example.
+`load_runs`, `fit`, `bootstrap`, `compare` and the laws can be imported from here. They load on first use, so that
+importing this package (or `fitting.records` from a training callback) costs nothing. `fitting/README.md` has examples.
 """
 
 from __future__ import annotations

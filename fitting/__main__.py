@@ -11,8 +11,8 @@ from importlib import import_module
 from fitting.errors import FitError
 from fitting.records import RecordError
 
-# The matrices here are tiny: threads of the linear algebra library would only wait for each other. It reads
-# this when numpy is first imported, which no command has done yet.
+# The matrices here are tiny: threads of the linear algebra library would only wait for each other. The
+# library reads this when numpy is first imported, which no command has done yet.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 COMMANDS = {
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return common.BAD_INPUT
     except BrokenPipeError:
-        # The reader (head, less) has left; there is nobody to tell.
+        # The reader (head, less) has gone, so nobody would see a message.
         sys.stderr.close()
         return 0
     except OSError as error:

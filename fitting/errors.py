@@ -1,4 +1,4 @@
-"""The error for everything that a user can put right."""
+"""The error for everything that a user can mend."""
 
 from __future__ import annotations
 

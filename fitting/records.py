@@ -1,8 +1,8 @@
 """The run record: one JSON file per training run, the only thing that training hands to fitting.
 
-It holds plain JSON types only, so that a checkpoint can store it, too, and years later it needs no package to be
-read. Paths of records, names of architectures and the writing of files are here because both sides must agree on
-them. Only the standard library is imported.
+It holds plain JSON types only, so that a checkpoint can store it, too, and years later no package is needed to
+read it. Paths of records, names of architectures and the writing of files are here because training and fitting
+must agree on them. Only the standard library is imported.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ RECORD_SUFFIX = ".run.json"
 STATUSES = ("completed", "stopped", "diverged")
 FLOPS_CONVENTIONS = ("paper", "causal")
 FLOPS_TOLERANCE = 0.01
-"""How far training_flops of a completed run may lie from tokens·flops_per_token."""
+"""Largest relative difference of a completed run's training_flops from tokens·flops_per_token."""
 
 
 class RecordError(ValueError):
-    """A record or run table that cannot be used: names file, field, value, reason and way out."""
+    """A record or run table that cannot be used. The message names file, field, value, reason and way out."""
 
     def __init__(self, source: str, field: str | None, reason: str, way_out: str) -> None:
         self.source, self.field, self.reason, self.way_out = source, field, reason, way_out
@@ -35,7 +35,7 @@ class RecordError(ValueError):
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What one training run was and what it reached. Raises `RecordError` when a value cannot be right.
+    """What one training run was and what it reached. Raises `RecordError` if a value cannot be right.
 
     Units: nats per token, seconds, counts, and training FLOPs in the convention named by `flops_convention` ("paper":
     attention not halved for causality; "causal": halved).
@@ -84,7 +84,7 @@ class RunRecord:
     training_flops: float
     flops_convention: str
     flops_budget: float | None
-    """Nominal budget the horizon was derived from; None if it came from tokens or steps."""
+    """Nominal budget from which the horizon was derived; None if the horizon was given in tokens or steps."""
     val_loss: float | None
     """Nats per token; None only if the run did not complete."""
     val_tokens: int | None
@@ -95,7 +95,7 @@ class RunRecord:
     world_size: int
     config: dict[str, Any] | None
     rollbacks: int = 0
-    """How often the run went back to a checkpoint and left out the rows after it."""
+    """How often the run went back to a checkpoint and skipped the training rows that followed it."""
 
     def __post_init__(self) -> None:
         _check(vars(self), f"RunRecord(run_name={self.run_name!r})")
@@ -133,7 +133,7 @@ class RunRecord:
         return cls.from_dict(data, source)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write to `path`, where a reader sees the old file or the new one. Returns the path."""
+        """Write to `path` atomically: a reader sees the old file or the new one. Returns the path."""
         return write_text_atomically(path, self.to_json())
 
     @classmethod
@@ -152,7 +152,7 @@ TRAINING_COMPONENTS = ("optimizer", "horizon", "transfer", "schedule")
 UNNAMED_COMPONENTS = {"lanes": "SingleLane", "residual": "PlainResidual", "recurrences": "FixedRecurrences"}
 """Seam -> the component that a label leaves out: models made before the seam existed behave like it."""
 _GRADIENTS = ("bptt", "recurrences")
-# What CSV files call the shipped components: records and CSV rows make one architecture.
+# What CSV files call the shipped components, so that a record and a CSV row can be of one architecture.
 _CSV_NAMES = {
     "LinearInjection": "linear",
     "AdditiveInjection": "additive",
@@ -217,7 +217,7 @@ def write_bytes_atomically(path: str | os.PathLike[str], data: bytes) -> Path:
         os.replace(temporary, target)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        # What fails on a handle names no file.
+        # An error from an open file does not name it.
         if isinstance(error, OSError) and error.errno is not None and error.filename is None:
             error.filename = str(target)
         raise
@@ -245,7 +245,7 @@ _Wrong = tuple[str, str, str]
 
 
 def _check(data: Mapping[str, Any], source: str) -> None:
-    """The one place that judges records. Raises `RecordError` for the first thing that is wrong."""
+    """The one check of records. Raises `RecordError` for the first thing that is wrong."""
     for field, reason, way_out in _wrongs(data):
         raise RecordError(source, field, reason, way_out)
 
@@ -253,13 +253,12 @@ def _check(data: Mapping[str, Any], source: str) -> None:
 def _wrongs(data: Mapping[str, Any]) -> Iterator[_Wrong]:
     version = data.get("schema_version")
     if version != RunRecord.SCHEMA_VERSION or isinstance(version, bool):
-        reason = f"is {version!r}, this version of fitting reads {RunRecord.SCHEMA_VERSION}"
-        way_out = "Write the record again with this version of the code"
-        way_out += ", or read it with the version that wrote it"
+        reason = f"is {version!r}, but this version of fitting reads {RunRecord.SCHEMA_VERSION}"
+        way_out = "Write the record again with this version, or read it with the one that wrote it"
         yield "schema_version", reason, way_out
     missing = [name for name in _FIELDS if name not in data and name not in _LATER]
     if missing:
-        yield missing[0], "is missing", f"Missing in all: {', '.join(missing)}; write the record again"
+        yield missing[0], "is missing", f"All missing fields: {', '.join(missing)}; write the record again"
     unknown = [str(name) for name in data if name not in _FIELDS]
     if unknown:
         yield unknown[0], "is unknown to this schema version", "Remove it, or raise the schema version"

@@ -1,7 +1,7 @@
-"""Writes README.md here from README.md.in, with every number out of the reports and records beside it.
+"""Writes README.md here from README.md.in, with numbers from the reports and records beside it.
 
 A field of the template is Python's own: `{fit[fit][parameters][phi]:.2f}` is a value of nano_report/fit.json. Tables of
-losses are made from the records. With --check nothing is written; the exit status is 1 if README.md says otherwise.
+losses are made from the records. With --check nothing is written, and the exit status is 1 if README.md says otherwise.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def flops(value: float) -> str:
 
 
 def by_width(folder: str, recurrences: Iterable[int], minima: Iterable[dict[str, Any]] = ()) -> str:
-    """Lines of budget and r, columns of width; with `minima`, where a parabola has its minimum."""
+    """Lines of budget and r, and columns of width; with `minima`, also where a parabola has its minimum."""
     found = {key[:3]: loss for key, loss in losses(folder).items()}
     at = {(m["budget"], m["r"]): [f"d = {m['parabola']['d_model']:.0f}"] for m in minima}
     lines = []
@@ -60,7 +60,7 @@ def by_width(folder: str, recurrences: Iterable[int], minima: Iterable[dict[str,
 
 
 def by_rate() -> str:
-    """Lines of budget, width and r that the sweep of rates has, columns of the base rate."""
+    """Lines of budget, width and r, as the sweep of rates has them, and columns of the base rate."""
     found = losses("nano_iso_depth", "nano_lr_sweep")
     lines = sorted({key[:3] for key in losses("nano_lr_sweep")})
     return "\n".join(
@@ -70,7 +70,7 @@ def by_rate() -> str:
 
 
 def interval(intervals: list[dict[str, Any]]) -> dict[str, Any]:
-    """The recommended one."""
+    """The recommended one of some intervals."""
     return next(one for one in intervals if one["recommended"])
 
 
@@ -82,7 +82,7 @@ def page() -> str:
     return (HERE / "README.md.in").read_text(encoding="utf-8").format(
         fit=fit,
         phi=interval(fit["fit"]["intervals"]["phi"]),
-        inside="yes" if fit["published"]["inside_interval"] else "no",
+        inside="inside" if fit["published"]["inside_interval"] else "outside",
         delta=delta,
         both=next(reading for reading in delta["readings"] if reading["name"] == "both"),
         shortest=read(HERE / "nano_iso_depth" / "r8-flops=4e11-size=1-068e17d3.run.json"),

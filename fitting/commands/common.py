@@ -37,15 +37,14 @@ LAW_NAMES = {
     "drift-tokens": ("TokenDriftingPower", "phi linear in log D"),
 }
 """Short names of the shipped laws: the joint law's multiplier (none for Chinchilla's), and what help says. Any other
-value of --law is a class path.
-"""
+value of --law is a class path."""
 
 
 def add_run_options(parser: argparse.ArgumentParser, with_and_without: bool = True) -> None:
     """Which runs are used, and how the injection is counted."""
-    both = ", and the parameter of interest is given with them too" if with_and_without else ""
+    both = ", and the parameter of interest is also given with them" if with_and_without else ""
     listed = f"leave runs out by a rule such as 'val_loss>4'; they are listed{both}"
-    for option, what in (("--where", "use only runs such as 'budget<=4.64e18'"), ("--exclude", listed)):
+    for option, what in (("--where", "use only runs with, e.g., 'budget<=4.64e18'"), ("--exclude", listed)):
         parser.add_argument(option, action="append", default=[], metavar="RULE", help=what)
     parser.add_argument("--split", default="paper", help="where the injection is counted (default: paper)")
 
@@ -63,7 +62,7 @@ def add_law_options(parser: argparse.ArgumentParser) -> None:
 def add_search_options(
     parser: argparse.ArgumentParser, starts: int = 500, resamples: int | None = 1000
 ) -> None:
-    """How hard to search and how often to resample (None: never)."""
+    """How hard to search and how often to resample (None: without that option)."""
     parser.add_argument("--starts", type=int, default=starts, help=f"starts of every fit (default: {starts})")
     if resamples is not None:
         parser.add_argument(
@@ -75,17 +74,16 @@ def add_search_options(
 
 
 def add_thread_options(parser: argparse.ArgumentParser) -> None:
-    """How many threads, and whether they tell how far they are."""
-    text = "threads (default: all cores; results do not depend on it)"
-    parser.add_argument("--workers", type=int, help=text)
+    """How many threads, and whether progress is shown."""
+    parser.add_argument("--workers", type=int, help="threads (default: all cores; results are the same)")
     parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
 
 
 def add_output_options(parser: argparse.ArgumentParser, report: bool = True) -> None:
     """Where results go."""
-    parser.add_argument("--json", action="store_true", help="print JSON in place of tables")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     if report:
-        text = "write a report there: the numbers as JSON, report.md, figures"
+        text = "write a report to this folder: the numbers as JSON, report.md, figures"
         parser.add_argument("--report", type=Path, metavar="DIR", help=text)
         parser.add_argument("--overwrite", action="store_true", help="let --report replace an earlier report")
 
@@ -99,13 +97,13 @@ def load(paths: Iterable[str], with_loss: bool = True) -> Runs:
 
 
 def choices(kind: Callable[..., T], options: argparse.Namespace) -> T:
-    """The dataclass `kind` from the options that have the names of its fields, lists as tuples."""
+    """A `kind` (a dataclass) made from the options named like its fields, with lists as tuples."""
     values = (getattr(options, name) for name in inspect.signature(kind).parameters)
     return kind(*(tuple(value) if isinstance(value, list) else value for value in values))
 
 
 def select(runs: Runs, chosen: Any) -> tuple[Runs, Runs]:
-    """The runs to fit, and the same before --exclude; both rules are attributes of `chosen`. Raises `FitError`."""
+    """The runs to fit, and those before --exclude. `chosen` has the rules `where` and `exclude`. Raises `FitError`."""
     before = runs.where(*chosen.where)
     kept = before.exclude(*chosen.exclude)
     if not len(kept):
@@ -123,17 +121,17 @@ def check_numbers(options: argparse.Namespace) -> None:
 
 
 def check_report(options: argparse.Namespace, kind: str) -> None:
-    """Refuse, before the work, a --report that cannot be written and --overwrite alone. Raises `FitError`."""
+    """Refuse, before any work, a --report that cannot be written and --overwrite alone. Raises `FitError`."""
     from fitting.report.report import check_folder
 
     if options.report:
         check_folder(options.report, options.overwrite, kind)
     elif options.overwrite:
-        raise FitError("--overwrite lets --report replace a report, and there is no --report")
+        raise FitError("--overwrite lets --report replace a report. Add --report DIR, or leave it out")
 
 
 def law_of(chosen: Any) -> Law:
-    """The law that --law, --phi and --split describe, attributes of `chosen`. Raises `FitError`."""
+    """The law that `chosen.law`, `chosen.phi` and `chosen.split` describe. Raises `FitError`."""
     from fitting import laws
     from fitting.data.splits import split_named
 
@@ -141,7 +139,7 @@ def law_of(chosen: Any) -> Law:
     if chosen.phi is not None:
         if chosen.law != "joint":
             raise FitError(
-                f"--phi fixes the exponent of the joint law and says nothing to --law {chosen.law}"
+                f"--phi belongs to the joint law, not to --law {chosen.law}. Leave one of them out"
             )
         if not abs(chosen.phi) <= LARGEST_PHI:
             raise FitError(f"--phi is {chosen.phi:g}; it must lie between -{LARGEST_PHI} and {LARGEST_PHI}")
@@ -155,7 +153,7 @@ def law_of(chosen: Any) -> Law:
 
 
 def _user_law(path: str, split: Split) -> Law:
-    """A law by class path. What goes wrong inside the user's module is a bug there and passes through."""
+    """A law by class path. An error inside the user's module is a bug there and passes through."""
     from fitting.laws import Law
 
     module_name, _, class_name = path.rpartition(".")
@@ -177,7 +175,7 @@ def _user_law(path: str, split: Split) -> Law:
     if found is None:
         raise FitError(f"--law {path}: the module {module_name} has no {class_name}")
     if not (isinstance(found, type) and issubclass(found, Law)):
-        raise FitError(f"--law {path} is no subclass of fitting.Law")
+        raise FitError(f"--law {path} is not a subclass of fitting.Law")
     needed = [p.name for p in inspect.signature(found).parameters.values() if p.default is p.empty]
     if needed:
         raise FitError(f"--law {path} cannot be made without {', '.join(needed)}. Give them defaults")
@@ -188,7 +186,7 @@ def _user_law(path: str, split: Split) -> Law:
 
 
 def progress(options: argparse.Namespace) -> Callable[[str], None]:
-    """Lines on stderr with the seconds so far, so that stdout stays a result."""
+    """A function that prints a line to stderr with the seconds so far; stdout is for results alone."""
     start = time.monotonic()
 
     def say(what: str) -> None:
@@ -199,7 +197,7 @@ def progress(options: argparse.Namespace) -> Callable[[str], None]:
 
 
 def show(options: argparse.Namespace, numbers: Any, sections: Iterable[Section]) -> None:
-    """On stdout the numbers as JSON (dataclasses become objects, NaN becomes null), or the sections."""
+    """Print the numbers as JSON (dataclasses become objects, NaN becomes null), or the sections."""
     from fitting.data.plain import plain
 
     if options.json:
@@ -209,7 +207,7 @@ def show(options: argparse.Namespace, numbers: Any, sections: Iterable[Section])
 
 
 def deliver(result: Reported, options: argparse.Namespace, progress: Callable[[str], None]) -> None:
-    """Show a result, and write its report where one is asked for."""
+    """Show a result, and write its report if one is asked for."""
     from fitting.report.report import sections_of, write_report
 
     show(options, result.to_dict(), sections_of(result))
@@ -219,7 +217,7 @@ def deliver(result: Reported, options: argparse.Namespace, progress: Callable[[s
 
 
 def verdict(doubts: Iterable[str]) -> int:
-    """Print every reason for doubt to stderr; the exit status."""
+    """Print every reason for doubt to stderr. Returns the exit status."""
     found = list(doubts)
     for doubt in found:
         print(f"not to be trusted: {doubt}", file=sys.stderr)

@@ -1,8 +1,8 @@
 """Compare a case study with its baseline: delta phi three ways, the rival shift, and the channels.
 
-BASELINE and STUDY are run records, folders, CSV files, or the word published; where one table holds both,
-choose the arms with --baseline-where and --study-where. Exit status 1 if a fit behind the comparison is not
-to be trusted.
+BASELINE and STUDY are run records, folders, CSV files, or the word published. If one table holds both, choose
+the arms with --baseline-where and --study-where. The exit status is 1 if a fit behind the comparison is not to
+be trusted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Choices:
-    """What chooses the runs of both arms and the split, as options of the command; a report holds them."""
+    """The options that choose the runs of both arms and the split. A report holds them."""
 
     where: tuple[str, ...]
     exclude: tuple[str, ...]
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("baseline", metavar="BASELINE", help="runs of the baseline")
     parser.add_argument("study", metavar="STUDY", help="runs of the case study; r=1 is shared")
     for arm in ("baseline", "study"):
-        text = f"use only such runs of the {arm}"
+        text = f"use only the runs of the {arm} that satisfy RULE"
         parser.add_argument(f"--{arm}-where", action="append", default=[], metavar="RULE", help=text)
     common.add_run_options(parser)
     common.add_search_options(parser)

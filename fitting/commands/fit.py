@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Choices:
-    """What chooses runs and law, as options of the command; a report holds them."""
+    """The options that choose runs and law. A report holds them."""
 
     where: tuple[str, ...]
     exclude: tuple[str, ...]
@@ -32,8 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `python -m fitting fit`."""
     common.add_law_options(parser)
     parser.add_argument("--all-splits", action="store_true", help="phi under every split, side by side")
-    text = "leave the comparison of law forms out"
-    parser.add_argument("--no-rivals", dest="rivals", action="store_false", help=text)
+    parser.add_argument("--no-rivals", dest="rivals", action="store_false", help="do not compare law forms")
     common.add_search_options(parser)
     common.add_output_options(parser)
 

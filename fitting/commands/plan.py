@@ -1,7 +1,7 @@
 """How well a planned grid would determine phi (or delta phi), and which added run helps most per FLOP.
 
 DESIGN has the columns r, size or d_model, flops_budget, flops_per_token and tokens; no losses are needed. The truth is
-taken from a fit of --like (the shipped grid by default), the noise from --run-noise and --cell-noise.
+taken from a fit of --like (the shipped grid by default), and the noise from --run-noise and --cell-noise.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from fitting.commands import common
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `python -m fitting plan`."""
-    parser.add_argument("design", nargs="+", metavar="DESIGN", help="CSV files or run records, or published")
+    parser.add_argument("design", nargs="+", metavar="DESIGN", help="CSV files, run records, or published")
     common.add_run_options(parser, with_and_without=False)
     truth = "runs whose fit (with --starts) is taken as the truth"
     parser.add_argument("--like", default="published", metavar="RUNS", help=truth)
     of_run, of_cell = "log-loss noise of a run", "log-loss offset shared by a cell"
     parser.add_argument("--run-noise", type=float, default=0.003, help=f"{of_run} (default: 0.003)")
     parser.add_argument("--cell-noise", type=float, default=0.0026, help=f"{of_cell} (default: 0.0026)")
-    of_study = "plan a study: its r>1 runs beside the baseline's"
-    parser.add_argument("--delta-phi", action="store_true", help=of_study)
+    parser.add_argument("--delta-phi", action="store_true", help="plan a study: r>1 runs beside a baseline")
     parser.add_argument("--simulate", type=int, default=0, metavar="N", help="simulate N grids as well")
     parser.add_argument("--candidates", type=int, default=5, help="added runs to list (default: 5)")
     common.add_search_options(parser, starts=200, resamples=None)

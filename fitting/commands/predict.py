@@ -1,6 +1,6 @@
 """What a fitted law says about budgets: size, tokens, loss with prediction interval, and the best r.
 
-With --equivalent N also the looped models as wide as an r=1 model of N parameters, and what they are worth.
+--equivalent N also gives the looped models as wide as an r=1 model of N parameters, and what they are worth.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_law_options(parser)
     text = "training FLOPs"
     parser.add_argument("--budget", type=float, action="append", default=[], metavar="C", help=text)
-    text = "largest forward FLOPs per token that is allowed"
-    parser.add_argument("--inference-cap", type=float, metavar="F", help=text)
+    parser.add_argument("--inference-cap", type=float, metavar="F", help="most forward FLOPs per token")
     parser.add_argument("--equivalent", type=float, metavar="N", help="parameters of an r=1 model")
     common.add_search_options(parser)
     common.add_output_options(parser, report=False)

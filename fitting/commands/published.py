@@ -1,6 +1,6 @@
 """Fit the shipped grid of the paper and print every value beside the published one.
 
-With --bootstrap N also the intervals under each split.
+--bootstrap N also gives the intervals under each split.
 """
 
 from __future__ import annotations

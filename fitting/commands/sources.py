@@ -17,9 +17,9 @@ def named(paths: Iterable[str]) -> list[str]:
 
 
 def naming(folder: Path | None) -> Callable[[str], str]:
-    """How a report in `folder` names files: relative to the folder, so that both may move together.
+    """How a report in `folder` names files: relative to it, so that report and runs can move together.
 
-    The shipped grid is `published`. Without a folder names stay as they are.
+    The shipped grid is `published`. Without a folder, names stay as they are.
     """
 
     def name(path: str) -> str:
@@ -30,7 +30,7 @@ def naming(folder: Path | None) -> Callable[[str], str]:
         try:
             return Path(os.path.relpath(Path(path).resolve(), folder.resolve())).as_posix()
         except ValueError:
-            # No path leads from one drive to another.
+            # On Windows, no relative path leads from one drive to another.
             return Path(path).resolve().as_posix()
 
     return name

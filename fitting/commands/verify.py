@@ -1,6 +1,6 @@
 """Derive the numbers of a report from its runs again and say which differ.
 
-Exit status: 0 if all are the same; 1 if any differs, or a record changed since; 2 for bad input.
+Exit status: 0 if all are the same; 1 if any differs, or a record has changed since; 2 for bad input.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `python -m fitting verify`."""
     text = "folder that --report of `fit` or `compare` wrote"
     parser.add_argument("report", type=Path, metavar="REPORT", help=text)
-    then = "(default: where they were then, seen from the report)"
+    then = "(default: where they were then, relative to the report)"
     text = f"where its runs are now, as given to the command that wrote it {then}"
     parser.add_argument("runs", nargs="*", metavar="RUNS", help=text)
     text = "relative difference allowed (default: 1e-05: the rounding of another processor or numpy)"

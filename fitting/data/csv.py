@@ -1,4 +1,4 @@
-"""Reads runs from a CSV file: its columns, and what replaces those that it leaves out."""
+"""Reads runs from a CSV file: its columns, and the defaults of those that it leaves out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fitting.data.runs import COUNT_TOLERANCE
 from fitting.records import FLOPS_CONVENTIONS, RecordError
 
 BUDGET_TOLERANCE = 0.05
-"""How far tokens·flops_per_token may be from the nominal budget of a run, relative."""
+"""Largest relative difference of tokens·flops_per_token from the nominal budget of a run."""
 _REQUIRED = ("r", "flops_budget", "flops_per_token", "tokens", "val_loss")
 _OPTIONAL = (
     "size", "s", "d_model", "n_once", "n_rec", "n_injection", "injection", "bptt", "seed", "flops_convention",
@@ -21,7 +21,7 @@ _CORRECT = "Correct it or leave the row out"
 
 
 def read_csv(path: Path, with_loss: bool) -> list[dict[str, Any]]:
-    """A row for each line, by the columns of `load_runs`. Raises `RecordError` naming both."""
+    """A row for each line, with the columns of `load_runs`. Raises `RecordError` naming line and column."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
@@ -43,7 +43,7 @@ def read_csv(path: Path, with_loss: bool) -> list[dict[str, Any]]:
 
 
 def _row_of_csv(source: str, cells: Mapping[Any, Any]) -> dict[str, Any]:
-    """One row; whether a column is optional is decided by the header, never by an empty cell."""
+    """One row. A column may be missing from the header; an empty cell is an error, but for flops_budget."""
     if None in cells:
         reason = f"has {len(cells[None])} cells more than the header"
         raise RecordError(source, None, reason, "Quote cells that hold a comma")
@@ -56,8 +56,7 @@ def _row_of_csv(source: str, cells: Mapping[Any, Any]) -> dict[str, Any]:
         if name not in line and default is not None:
             return default
         if not line[name]:
-            way_out = "Fill it in, or leave the row or the whole column out"
-            raise RecordError(source, name, "is empty", way_out)
+            raise RecordError(source, name, "is empty", "Fill it in, or leave out the row or the column")
         return line[name]
 
     def number(name: str, default: float | None = None) -> float:
@@ -88,9 +87,7 @@ def _row_of_csv(source: str, cells: Mapping[Any, Any]) -> dict[str, Any]:
     flops_per_token, tokens = number("flops_per_token"), number("tokens")
     spent = flops_per_token * tokens
     if abs(spent / budget - 1) > BUDGET_TOLERANCE:
-        reason = (
-            f"is {budget:g}, but tokens·flops_per_token is {spent:.4g}, {spent / budget:.3g} times as much"
-        )
+        reason = f"is {budget:g}, but tokens·flops_per_token is {spent:.4g}, {spent / budget:.3g} times that"
         way_out = "Correct one of the three, or leave flops_budget empty"
         raise RecordError(source, "flops_budget", reason, way_out)
     return counts | {
@@ -112,9 +109,9 @@ def _row_of_csv(source: str, cells: Mapping[Any, Any]) -> dict[str, Any]:
 def _counts(
     source: str, line: Mapping[str, str], number: Callable[..., float], r: float, d: float, injection: str
 ) -> dict[str, float]:
-    """Parameter counts of a row: as given, else of the 20-layer layouts, r=1 split as 2-16-2.
+    """Parameter counts of a row: as given, else those of the 20-layer layouts, with r=1 split as 2-16-2.
 
-    Layer numbers are those of the layout where the counts agree with it, else unknown (NaN).
+    Layer numbers are those of the layout if the counts agree with it, else unknown (NaN).
     """
     layers = math.nan if 16 % r else 16 / r
     if math.isnan(layers) and not ("n_once" in line and "n_rec" in line):

@@ -1,7 +1,7 @@
 """Reads run records and CSV files into one checked table.
 
-Of the records of one run (same folder, run name, seed and settings) the last completed one counts, and of copies
-one. Every record left out is listed with its rule.
+Of the records of one run (same folder, run name, seed and settings) only the last completed one counts, and only
+one of identical copies. Every record left out is listed with its rule.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _Records = list[tuple[Path, RunRecord]]
 def load_runs(*paths: str | os.PathLike[str], with_loss: bool = True) -> Runs:
     """Read run records (JSON files, or folders searched to any depth for *.run.json) and CSV files into one table.
 
-    A CSV needs the columns r, size (or s, d = 64·size) or d_model, flops_budget (may be empty), flops_per_token,
-    tokens, val_loss (not with `with_loss=False`: NaN then). n_once, n_rec, n_injection, injection, bptt, seed and
-    flops_convention are optional (default: the paper's 20-layer layouts with linear injection, full gradients and
-    its convention). A column that is there must be filled in every row.
+    A CSV file needs the columns r, d_model (or size, or s: d_model = 64·size), flops_budget (may be empty),
+    flops_per_token, tokens and val_loss (with `with_loss=False` it may be missing, which gives NaN). n_once, n_rec,
+    n_injection, injection, bptt, seed and flops_convention are optional (default: the paper's 20-layer layouts with
+    linear injection, full gradients and its convention). A column that is there must be filled in every row.
 
-    Raises `RecordError` for anything missing, impossible, doubled or of mixed conventions.
+    Raises `RecordError` for anything missing, impossible or given twice, and for mixed conventions.
     """
     rows: list[dict[str, Any]] = []
     excluded: list[Exclusion] = []
@@ -42,7 +42,7 @@ def load_runs(*paths: str | os.PathLike[str], with_loss: bool = True) -> Runs:
             records.append((path, RunRecord.load(path)))
     seen: dict[str, Path] = {}
     for path, record in _latest(records, excluded):
-        # A sweep collects copies of the records beside the checkpoints.
+        # A sweep collects copies of the records that are beside the checkpoints.
         first = seen.setdefault(record.to_json(), path)
         if first == path:
             rows.append(_row_of_record(path, record))
@@ -52,7 +52,7 @@ def load_runs(*paths: str | os.PathLike[str], with_loss: bool = True) -> Runs:
 
 
 def table(rows: list[dict[str, Any]], excluded: Iterable[Exclusion] = ()) -> Runs:
-    """Rows, as the readers make them, into a checked table. Raises `RecordError`."""
+    """A checked table of the rows that the readers make. Raises `RecordError`."""
     if not rows:
         left_out = "; ".join(f"{gone.source}: {gone.rule}" for gone in excluded)
         way_out = left_out or "Name files or folders that hold some"
@@ -134,6 +134,6 @@ def _refuse_duplicates(rows: list[dict[str, Any]]) -> None:
         if key in seen:
             settings = ", ".join(f"{name}={row[name]:g}" for name in ("r", "d_model", "tokens", "seed"))
             reason = f"is the same run as {seen[key]} ({settings})"
-            way_out = "Give one of them only, or their own seeds if they are repeats"
+            way_out = "Give only one of them, or different seeds if they are repeats"
             raise RecordError(row["source"], None, reason, way_out)
         seen[key] = row["source"]

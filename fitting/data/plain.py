@@ -32,7 +32,7 @@ def plain(value: Any) -> Any:
 
 
 def read(kind: type[T], value: Any, where: str = "the file") -> T:
-    """A `kind` from what `plain` made of it; unknown keys are passed over.
+    """A `kind` from what `plain` made of it; unknown keys are ignored.
 
     Raises `FitError` naming the first place, as seen from `where`, that holds something else.
     """

@@ -13,7 +13,7 @@ from fitting.records import RunRecord
 
 @dataclass(frozen=True)
 class Training:
-    """What training took, in all records: sums, but the least `unique_tokens` and the most epochs."""
+    """What training took: sums over all records, except for the least `unique_tokens` and the most epochs."""
 
     records: int
     tokens: int
@@ -44,9 +44,9 @@ class Provenance:
 def describe(
     named: Sequence[str], files: Iterable[str], options: dict[str, Any], name: Callable[[str], str] = str
 ) -> Provenance:
-    """The provenance of a report whose command was given runs as `named` and read `files`.
+    """The provenance of a report whose command was given the runs `named` and read `files`.
 
-    `name` gives the name of a file in the report.
+    `name` turns the path of a file into its name in the report.
     """
     digests: dict[str, str] = {}
     records, lacking = [], []
@@ -92,7 +92,7 @@ def _training(records: Sequence[RunRecord]) -> Training | None:
 
 
 def source_files(sources: Iterable[str]) -> list[str]:
-    """Files behind the sources of runs; a row of a CSV is FILE:LINE."""
+    """The files behind the sources of runs; the source of a CSV row is FILE:LINE."""
     files = []
     for source in sources:
         head, _, line = source.rpartition(":")

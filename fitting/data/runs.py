@@ -15,14 +15,14 @@ import numpy as np
 from fitting.errors import FitError
 
 COUNT_TOLERANCE = 1e-4
-"""Parameter counts this close (relative) are those of a layout; the norms may differ."""
+"""Parameter counts this close (relative) to those of a layout belong to it; the norms may differ."""
 CELL_TOLERANCE = 0.02
 """Runs without a nominal budget share a cell when their FLOPs differ by less than this fraction."""
 
 
 @dataclass(frozen=True)
 class Exclusion:
-    """A run that was read and is not fitted, with the rule that took it out."""
+    """A run that was read but is not fitted, with the rule that took it out."""
 
     source: str
     rule: str
@@ -32,7 +32,7 @@ class Exclusion:
 class Runs:
     """n finished training runs. FLOPs are training FLOPs in one convention, losses nats per token.
 
-    `n_rec` holds the injection (or lanes) as well as the block; `n_injection` is its part of it.
+    `n_rec` counts the block and its injection (or lanes), `n_injection` the injection (or lanes) alone.
     """
 
     source: np.ndarray
@@ -86,9 +86,9 @@ class Runs:
 
     @cached_property
     def n_at_r1(self) -> np.ndarray:
-        """N of the model of r=1 with the same width and effective depth, as an r=1 run of the table has it.
+        """N of the r=1 model of the same width and effective depth, taken from an r=1 run of the table if there is one.
 
-        Else (prelude + r·recurrent + coda) layers of 12d² + 2d and three norms of d; NaN for unknown layers.
+        Else it is (prelude + r·recurrent + coda) layers of 12d² + 2d and three norms of d; NaN for unknown layers.
         """
         depth = self.prelude_layers + self.r * self.recurrent_layers + self.coda_layers
         unrolled = depth * (12 * self.d_model**2 + 2 * self.d_model) + 3 * self.d_model
@@ -101,7 +101,7 @@ class Runs:
 
     @cached_property
     def budget(self) -> np.ndarray:
-        """The nominal budget; where it is missing, the geometric mean of C within 2% of each other."""
+        """The nominal budget; where it is missing, the geometric mean of the C that are within 2% of each other."""
         budget = self.flops_budget.copy()
         bare = np.flatnonzero(np.isnan(budget))
         order = bare[np.argsort(self.training_flops[bare], kind="stable")]
@@ -143,7 +143,7 @@ class Runs:
         return dataclasses.replace(self, val_loss=np.asarray(val_loss, dtype=float))
 
     def renamed(self, name: Callable[[str], str]) -> Runs:
-        """The same runs under other names of their sources, those of exclusions as well."""
+        """The same runs with their sources renamed, and those of the exclusions as well."""
         gone = tuple(dataclasses.replace(g, source=name(g.source)) for g in self.excluded)
         source = np.array([name(str(source)) for source in self.source], dtype=object)
         return dataclasses.replace(self, source=source, excluded=gone)
@@ -181,7 +181,7 @@ class Runs:
         if sign not in (operator.eq, operator.ne):
             raise FitError(f"The rule {rule!r} orders text. Use = or != for the column {parsed[1]}")
         if parsed[1] == "source":
-            # Files may be elsewhere next time: the end of a path will do.
+            # Files may be elsewhere next time, so the end of a path is enough.
             same = [str(value) == text or str(value).endswith(f"/{text}") for value in column]
             return np.array(same, dtype=bool) == (sign is operator.eq)
         return np.array([sign(str(value), text) for value in column], dtype=bool)
@@ -200,7 +200,7 @@ _SIGNS: dict[str, Callable] = {
 
 
 def concatenate(first: Runs, second: Runs) -> Runs:
-    """Both tables, one under the other. Raises `FitError` for different conventions of FLOPs."""
+    """Both tables, one under the other. Raises `FitError` if their FLOPs conventions differ."""
     if first.flops_convention != second.flops_convention:
         raise FitError(
             f"One table counts FLOPs in the convention {first.flops_convention}, the other in "

@@ -1,7 +1,7 @@
 """Whether the injection is counted in N_once (used once per token) or N_rec (at every recurrence).
 
-The paper's text puts it in N_rec, its published constants come from another split, and phi moves by 0.025
-between them. So every phi is reported with the name of its split.
+The paper's text puts it in N_rec, but its published constants come from another split, and phi differs by 0.025
+between the two. So every phi is reported with the name of its split.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _require_layouts(runs: Runs, accepted: np.ndarray, name: str) -> None:
 
 
 def _require_counts(runs: Runs, layer: np.ndarray) -> None:
-    """The formula knows the width only, and would silently replace other counts."""
+    """The formula knows only the width, and would silently replace other counts."""
     expected = (4 + 16 / runs.r) * layer + 3 * runs.d_model + runs.n_injection
     wrong = np.abs(runs.n_total / expected - 1) > COUNT_TOLERANCE
     if wrong.any():
@@ -100,7 +100,7 @@ SPLITS = {split.name: split for split in (PAPER, INJECTION_ONCE, REGRESSED, REGR
 
 
 def split_named(name: str) -> Split:
-    """The split of this name. Raises `FitError` listing what exists."""
+    """The split of this name. Raises `FitError` listing those that exist."""
     if name not in SPLITS:
         listed = "; ".join(f"{split.name}: {split.description}" for split in SPLITS.values())
         raise FitError(f"There is no split named {name!r}. Splits: {listed}")

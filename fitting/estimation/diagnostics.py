@@ -23,7 +23,7 @@ from fitting.laws import JointLaw, Law, multipliers
 
 @dataclass(frozen=True)
 class GroupResidual:
-    """Residuals (nats) of the runs that share one r or budget (`group`); `max` is the largest size."""
+    """Residuals (nats) of the runs that share one r or budget (`group`); `max` is the largest absolute one."""
 
     group: float
     runs: int
@@ -33,7 +33,7 @@ class GroupResidual:
 
 
 def residual_summary(residuals: np.ndarray, labels: np.ndarray) -> tuple[GroupResidual, ...]:
-    """Mean, largest size and RMSE of residuals (n,) for every distinct label (n,)."""
+    """Mean, largest absolute value and RMSE of residuals (n,) for every distinct label (n,)."""
     rows = []
     for label in np.unique(labels):
         chosen = residuals[labels == label]
@@ -49,17 +49,17 @@ class Scatter:
     run: float
     cell: float
     cell_share_of_mean: float
-    """Spread of the cells' means over that of independent runs; 1 means no cell effect."""
+    """Spread of the cells' means relative to that of independent runs; 1 means no cell effect."""
 
 
 def no_cell_with_two_runs(cell: np.ndarray) -> str | None:
-    """Says so if every cell (n,) has one run only."""
+    """A phrase that says so if every cell (n,) has only one run, else None."""
     cells = len(np.unique(cell))
     return None if cells < len(cell) else f"no cell of {cells} has two runs"
 
 
 def scatter(residuals: np.ndarray, cell: np.ndarray, parameters: int) -> Scatter:
-    """One-way analysis of variance of residuals (n,) over cells (n,), less the fit's degrees of freedom.
+    """One-way analysis of variance of residuals (n,) over cells (n,), corrected for the `parameters` of the fit.
 
     Raises `FitError` when no cell has two runs.
     """
@@ -82,7 +82,7 @@ def scatter(residuals: np.ndarray, cell: np.ndarray, parameters: int) -> Scatter
 
 @dataclass(frozen=True)
 class Attempt:
-    """A fit to some of the runs; without `parameters` where `message` says why."""
+    """A fit to some of the runs. If it was refused, `parameters` is None and `message` says why."""
 
     runs: int
     parameters: dict[str, float] | None
@@ -99,7 +99,7 @@ class Half(Attempt):
 
 
 def attempt(runs: Runs, law: Law, refused: str, search: dict[str, Any]) -> Attempt:
-    """Fit with the keywords `search`; `refused` is the status where that is refused."""
+    """Fit with the keywords `search`; `refused` is the status of a fit that the runs cannot carry."""
     try:
         result = fit(runs, law, **search)
     except FitError as error:
@@ -121,7 +121,7 @@ def halves(runs: Runs, law: Law, **search: Any) -> tuple[Half, ...]:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A refit without the budget, r or cell `left_out`, and its RMSE on these runs in nats."""
+    """A refit without the budget, r or cell `left_out`, and its RMSE, in nats, on the runs left out."""
 
     left_out: float
     runs: int
@@ -147,7 +147,7 @@ def leave_out(
         rmse = float(np.sqrt(((runs.val_loss - loss)[out] ** 2).mean()))
         near = at_bounds(result.law, point)
         doubts = [f"at bound: {', '.join(near)}"] if near else []
-        # Parameters that are held do not count for the condition of the others.
+        # Parameters held at a bound do not count towards the condition of the others.
         free = np.array([name not in near for name in result.law.param_names])
         if free.any() and conditioning(slope[:, ~out][free])[0] > WORST_CONDITION:
             doubts.append("ill-conditioned")
@@ -206,7 +206,7 @@ class RivalRefused:
 def compare_laws(runs: Runs, laws: Sequence[Law], **search: Any) -> tuple[RivalFit | RivalRefused, ...]:
     """Every law fitted to the same runs with the keywords `search` of `fit`, and its held-out errors.
 
-    `PerRecurrence` has none by r: its parameters cannot be learnt without their r.
+    `PerRecurrence` has no held-out error by r: its parameters cannot be learnt without their r.
     """
 
     def held_out(result: FitResult, groups: np.ndarray) -> float:

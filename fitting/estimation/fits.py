@@ -1,4 +1,4 @@
-"""One fit from runs to a result that says how far it can be trusted."""
+"""Fits a law to runs and says how far the result can be trusted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FEWEST_AGREEING = 5
 GRADIENT_TOLERANCE = 1e-4
 FARTHEST_EXPONENT = 1e-3
 """Solvers whose exponents are further apart than this do not confirm each other."""
-# The check solver sees the objective times this: its tolerances are absolute in part.
+# The check solver sees the objective times this: its tolerances are partly absolute.
 _CHECK_SCALE = 1e6
 _CHECK_TRIES = 3
 
@@ -28,11 +28,11 @@ _CHECK_TRIES = 3
 def fit(
     runs: Runs, law: Law | None = None, *, starts: int = 500, seed: int = 0, workers: int | None = None
 ) -> FitResult:
-    """Fit `law` (the joint law with phi free by default): least sum of Huber losses of log L over many starts,
-    as in arXiv 2604.21106. The number of `workers` (threads) does not change the result.
+    """Fit `law` (the joint law with phi free by default): the least sum of Huber losses of log L from many
+    starts, as in arXiv 2604.21106. The number of `workers` (threads) does not change the result.
 
-    Raises `FitError` when the runs cannot identify the law: too few, one budget only, a single r, several
-    architectures mixed at one r.
+    Raises `FitError` when the runs cannot identify the law: they are too few, or have one budget, a single r, or
+    several architectures at one r.
     """
     law = law if law is not None else JointLaw()
     refuse_mixed(runs)
@@ -44,7 +44,7 @@ def fit_inputs(law: Law, x: Inputs, runs: Runs, *, starts: int, seed: int, worke
     """Fit a bound law to given inputs (a paired study brings its own). Raises `FitError`."""
     if starts < 1:
         raise FitError(
-            f"{starts} starts are no search. Give at least 1; below {FEWEST_AGREEING} a fit is doubtful"
+            f"{starts} starts find nothing. Give at least 1; below {FEWEST_AGREEING} a fit is doubtful"
         )
     low, high = _box(law, x)
     refuse_unidentified(law, runs)
@@ -119,7 +119,7 @@ def refuse_unidentified(law: Law, runs: Runs) -> None:
 
 
 def refuse_mixed(runs: Runs) -> None:
-    """Raise `FitError` when one r holds runs of several architectures: one law cannot mean both."""
+    """Raise `FitError` when one r has runs of several architectures: one law cannot describe them all."""
     for r in runs.recurrences:
         chosen = runs.r == r
         labels = np.unique(runs.architecture[chosen].astype(str))
@@ -128,16 +128,16 @@ def refuse_mixed(runs: Runs) -> None:
             if len(values) == 1:
                 name, values = "bptt", np.unique(runs.bptt[chosen].astype(str))
             raise FitError(
-                f"The runs with r={r:g} are of several architectures ({'; '.join(labels)}), one law cannot mean "
-                f"both. Leave some out, as with --where '{name}!={values[-1]}' (!= keeps the runs of "
-                "r=1, which have neither injection nor truncation), or compare them as a case study"
+                f"The runs with r={r:g} are of several architectures ({'; '.join(labels)}), and one "
+                f"law cannot describe them all. Leave some out, e.g. --where '{name}!={values[-1]}' (!= "
+                "keeps r=1, which has neither injection nor truncation), or compare them as a case study"
             )
 
 
 def _box(law: Law, x: Inputs) -> tuple[np.ndarray, np.ndarray]:
-    """Low and high ends (P,) of a law's box, if names, bounds and shapes are those of a `Law`.
+    """Low and high ends (P,) of a law's box. Raises `FitError` unless names, bounds and shapes are those of a `Law`.
 
-    What the law itself raises is a bug and passes through.
+    An error that the law itself raises is a bug and passes through.
     """
     label = law.name or type(law).__name__
     names = getattr(law, "param_names", None)
@@ -173,7 +173,7 @@ def _box(law: Law, x: Inputs) -> tuple[np.ndarray, np.ndarray]:
 
 
 def gradient_error(law: Law, theta: np.ndarray, x: Inputs) -> str | None:
-    """Where the gradient at `theta` (P,) is more than 1e-4 off finite differences."""
+    """Says where the gradient at `theta` (P,) is more than 1e-4 (relative) off finite differences; None if nowhere."""
     low, high = np.asarray(law.bounds, dtype=float).T
     step = np.diag(np.maximum(1e-6 * (high - low), 1e-12))
     points = np.concatenate([np.maximum(theta - step, low), np.minimum(theta + step, high)])
@@ -206,7 +206,7 @@ def at_bounds(law: Law, theta: np.ndarray) -> tuple[str, ...]:
 def conditioning(jacobian: np.ndarray) -> tuple[float, np.ndarray]:
     """Condition number (infinite for a parameter without effect) and correlations (P, P).
 
-    They are of the Gauss-Newton matrix scaled to a unit diagonal; `jacobian` (P, n) is of log L.
+    Both are those of the Gauss-Newton matrix scaled to a unit diagonal; `jacobian` (P, n) is that of log L.
     """
     matrix = jacobian @ jacobian.T
     diagonal = np.diag(matrix)
@@ -266,20 +266,20 @@ def second_solver(problem: Problem, theta: np.ndarray, objective: float, seed: i
         close = value <= objective * (1 + 1e-6) + 1e-20
         if close and best.largest_difference <= FARTHEST_EXPONENT:
             break
-        # Where it stopped short of the bottom it goes on; from elsewhere it starts anew.
+        # If it stopped short of the optimum, go on from there; if it ended elsewhere, start anew.
         start = found.x if close else None
     return best
 
 
 def _problems(result: FitResult, predicted: float) -> tuple[tuple[Status, str], ...]:
-    """Reasons to doubt a result; `predicted` is the decrease the solver still saw."""
+    """Reasons to doubt a result; `predicted` is the decrease that the solver still expects."""
     found: dict[Status, str] = {}
     negligible = 1e-20 * result.runs
     if predicted > 1e-8 * result.objective + negligible:
         found[Status.NOT_CONVERGED] = f"gradient norm {result.gradient_norm:.1e}, still decreasing"
     if result.at_bound:
         names = ", ".join(result.at_bound)
-        found[Status.AT_BOUND] = f"{names} not identified: the best value is the box's"
+        found[Status.AT_BOUND] = f"{names} not identified: the best value is an end of the box"
     if result.condition > WORST_CONDITION:
         number = f"condition number {result.condition:.1e} (limit {WORST_CONDITION:.0e})"
         reason = "a combination of the parameters is not identified by these runs"

@@ -1,6 +1,6 @@
 """The objective of the paper's fits: the sum over runs of Huber(log L_pred - log L) with delta = 1e-3.
 
-It is not the mean, since absolute tolerances of solvers would stop on a mean n times as early.
+It is not the mean: solvers with absolute tolerances would stop n times as early on a mean.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def huber(residual: np.ndarray) -> np.ndarray:
 
 
 def psi(residual: np.ndarray) -> np.ndarray:
-    """The Huber function's derivative: the residual cut at ±DELTA."""
+    """The Huber function's derivative: the residual clipped to ±DELTA."""
     return np.clip(residual, -DELTA, DELTA)
 
 

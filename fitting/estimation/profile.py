@@ -1,8 +1,8 @@
 """The profile likelihood of one parameter under the Huber objective.
 
-T(v) = 2·[Q(v) - Q_min]·E[psi']/E[psi²], Q(v) minimised over all other parameters at v, is chi-squared with one
-degree of freedom if runs are independent; the interval is where T < 3.84. The expectations are those of normal
-residuals with the scale of the bulk (median absolute deviation), corrected for the parameters.
+T(v) = 2·[Q(v) - Q_min]·E[psi']/E[psi²], with Q(v) minimised over all other parameters at v, is chi-squared with
+one degree of freedom if runs are independent; the interval is where T < 3.84. The expectations are those of normal
+residuals with the scale of the bulk (median absolute deviation), corrected for the number of parameters.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def profile_curve(
 def profile_interval(
     result: FitResult, x: Inputs, log_loss: np.ndarray, name: str, workers: int | None = None
 ) -> Interval:
-    """Where T < 3.84, by interpolation of sqrt(T). An end that the box cuts off is the box's."""
+    """Where T < 3.84, by interpolation of sqrt(T). If the box cuts an end off, that end is the box's."""
     curve, estimate = profile_curve(result, x, log_loss, name, workers), result[name]
     root = np.sqrt(curve.statistic)
     ends = []

@@ -56,7 +56,7 @@ def refit(
 ) -> np.ndarray:
     """Refit R weighted copies of the data from `theta` (P,) and starts perturbed around it; returns (R, P).
 
-    `weights` is (R, n), `log_loss` (n,) or (R, n). Full searches find the same, as tests check.
+    `weights` is (R, n), `log_loss` (n,) or (R, n). Tests check that full searches find the same.
     """
     low, high = np.asarray(law.bounds, dtype=float).T
     moves = np.random.default_rng(seed).standard_normal((_PERTURBED, len(theta)))
@@ -68,7 +68,7 @@ def refit(
 
 
 def no_bootstrap(blocks: int, parameters: int, resamples: int) -> str | None:
-    """Why so many resamples of so many blocks give no interval, if so."""
+    """Why so many resamples of so many blocks give no interval; None if they give one."""
     if blocks <= parameters:
         return f"{blocks} blocks cannot carry a bootstrap of {parameters} parameters. Add budgets or architectures"
     if resamples < FEWEST_RESAMPLES:
@@ -87,7 +87,7 @@ def resample(
 ) -> Resampled:
     """Resample whole blocks (n,), numbered 0..G-1, with replacement and refit.
 
-    Raises `FitError` for too few resamples, or no more blocks than parameters.
+    Raises `FitError` if there are too few resamples, or no more blocks than parameters.
     """
     count = int(blocks.max()) + 1
     reason = no_bootstrap(count, len(result.theta), resamples)
@@ -133,8 +133,8 @@ def bootstrap(
 ) -> FitResult:
     """The result with 95% intervals for its parameters (or those in `names`), the same bits for the same seed.
 
-    A block bootstrap over (budget, architecture) cells as in the paper, the same widened (recommended), a
-    run-level bootstrap, and the profile likelihood. Raises `FitError` for too few cells or resamples.
+    They come from a block bootstrap over (budget, architecture) cells as in the paper, the same widened (recommended),
+    a run-level bootstrap, and the profile likelihood. Raises `FitError` for too few cells or resamples.
     """
     x = result.law.inputs(runs)
     log_loss = np.log(runs.val_loss)

@@ -1,4 +1,4 @@
-"""What a fit returns: frozen, with its status beside every number, and what of it a report holds."""
+"""What a fit returns: frozen, with its status beside every number, and the part of it that a report holds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Status(Enum):
 class Interval:
     """A 95% interval of one parameter, with how it was made and what it `assumes`.
 
-    `at_or_below_zero` and `at_or_above_one` count resamples; None where it was made without any.
+    `at_or_below_zero` and `at_or_above_one` count resamples; both are None if it was made without any.
     """
 
     method: str
@@ -51,7 +51,7 @@ class SolverCheck:
     solver: str
     objective: float
     largest_difference: float
-    """Of an exponent (alpha, beta, phi, ...; not log A, log B, log E) to the winner."""
+    """Of any exponent (alpha, beta, phi, ...; not log A, log B, log E) from the winner's."""
 
 
 Intervals = dict[str, tuple[Interval, ...]]
@@ -59,7 +59,7 @@ Intervals = dict[str, tuple[Interval, ...]]
 
 
 def recommended(intervals: Sequence[Interval]) -> Interval | None:
-    """The interval that is to be quoted; None if none was estimated."""
+    """The interval to quote; None if none was estimated."""
     return next((interval for interval in intervals if interval.recommended), None)
 
 
@@ -115,9 +115,9 @@ class FitSummary:
     description: str = optional()
     """Of the split, where several are compared."""
     phi: float = optional()
-    """Where it was held."""
+    """The value at which it was held."""
     r: float = optional()
-    """Of the runs, where they all have this one."""
+    """That of the runs, where they all have the same."""
     theta: tuple[float, ...] = optional()
     """The solver's coordinates."""
 
@@ -181,11 +181,11 @@ class FitResult:
         return self.parameters[name]
 
     def recommended(self, name: str) -> Interval | None:
-        """The interval of a parameter that is to be quoted, if one was estimated."""
+        """The interval to quote for a parameter; None if none was estimated."""
         return recommended(self.intervals.get(name, ()))
 
     def summary(self, **more: Any) -> FitSummary:
-        """What a report holds of this fit; `more` are those fields that only some fits have."""
+        """What a report holds of this fit; `more` holds the fields that only some fits have."""
         names = list(self.parameters)
         rows = [[c if np.isfinite(c) else None for c in row] for row in self.correlations.tolist()]
         correlations = zip(names, rows, strict=True)

@@ -22,7 +22,7 @@ from fitting.estimation.objective import DELTA, huber, psi
 from fitting.laws import Inputs, Law
 
 CHUNK = 50
-"""Problems solved together: few enough for the cache, and fixed: workers cannot change a result."""
+"""Problems solved together: few enough for the cache, and a fixed number, so that workers change no result."""
 MAX_ITERATIONS = 400
 # After so many iterations, a multi-start keeps this fraction of a group's starts, and at least so many.
 STAGES = ((10, 0.4, 60), (10, 0.2, 40), (16, 0.08, 24), (40, 0.04, 12))
@@ -40,10 +40,10 @@ class Problem:
     law: Law
     x: Inputs
     log_loss: np.ndarray
-    """(n,) when all problems share it, else (S, n); so are the weights."""
+    """(n,) when all problems share it, else (S, n); the same holds for the weights."""
     weights: np.ndarray
     lower: np.ndarray
-    """(P,) or (S, P); so is the upper bound."""
+    """(P,) or (S, P); the same holds for the upper bound."""
     upper: np.ndarray
 
     def take(self, chosen: np.ndarray) -> Problem:
@@ -54,13 +54,13 @@ class Problem:
 
 
 class Solutions(NamedTuple):
-    """Where S problems ended: theta and gradient (S, P), all else (S,)."""
+    """Where S problems ended: theta and gradient are (S, P), all else (S,)."""
 
     theta: np.ndarray
     objective: np.ndarray
     gradient: np.ndarray
     predicted: np.ndarray
-    """Decrease that the local model still sees."""
+    """Decrease that the local model still predicts."""
     iterations: np.ndarray
 
     def take(self, chosen: np.ndarray) -> Solutions:
@@ -106,7 +106,7 @@ def multi_start(
 ) -> MultiStart:
     """Minimise from `starts` (S, P) and keep the best of each group (S,), numbered 0..G-1.
 
-    Hopeless starts are dropped early, by comparison with those of their own group.
+    Hopeless starts are dropped early, by comparison with the others of their group.
     """
     group = np.zeros(len(starts), dtype=int) if group is None else group
     count = int(group.max()) + 1
@@ -126,7 +126,7 @@ def multi_start(
     survivors = group[alive]
     order = np.lexsort((found.objective, survivors))
     best = order[np.searchsorted(survivors[order], np.arange(count))]
-    # Noise-free data ends at rounding error: below this, objectives count as equal.
+    # With noise-free data a fit ends at rounding error: below this, objectives count as equal.
     floor = 1e-20 * problem.log_loss.shape[-1]
     near = found.objective <= found.objective[best][survivors] * (1 + 1e-6) + floor
     dropped = np.bincount(group, minlength=count) - np.bincount(survivors, minlength=count)
@@ -140,7 +140,7 @@ def uniform_starts(law: Law, count: int, rng: np.random.Generator) -> np.ndarray
 
 
 class _State(NamedTuple):
-    """Where S problems stand: residuals are (S, n), the Jacobian of log L (S, P, n)."""
+    """The present point of S problems: residuals are (S, n), the Jacobian of log L (S, P, n)."""
 
     theta: np.ndarray
     residual: np.ndarray
@@ -194,7 +194,7 @@ def _minimise_chunk(problem: Problem, starts: np.ndarray, max_iterations: int) -
     part, active, damping = problem, np.arange(size), np.ones(size)
     for iteration in range(max_iterations + 1):
         step, gradient, predicted = _step(part, state, damping)
-        # Converged; or at rounding error, where no step can be told to be better.
+        # Converged; or at rounding error, where no step is measurably better.
         done = (predicted <= _CONVERGED * state.objective) & (damping <= 1.0)
         done |= (predicted <= 4e-16 * state.objective) | (state.objective <= 1e-26 * state.residual.shape[1])
         done |= iteration == max_iterations

@@ -1,4 +1,4 @@
-"""The laws that a fit may take."""
+"""The shipped laws and the forms of their multiplier, and the base classes for your own."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class AdditiveLaw(Law):
 
     @abstractmethod
     def effective_size(self, psi: np.ndarray, x: Inputs) -> tuple[np.ndarray, np.ndarray]:
-        """log M (S, n) or (1, n), and its derivative by the psi (S, q, n), for psi (S, q)."""
+        """log M (S, n) or (1, n), and its derivative by psi (S, q, n), for psi (S, q)."""
 
     def log_loss_and_gradient(self, theta: np.ndarray, x: Inputs) -> tuple[np.ndarray, np.ndarray]:
         a, alpha, b, beta, e = (theta[:, i : i + 1] for i in range(5))
@@ -47,7 +47,7 @@ class AdditiveLaw(Law):
         return largest + np.log(total), gradient
 
     def improve_starts(self, theta: np.ndarray, x: Inputs, log_loss: np.ndarray) -> np.ndarray:
-        """Give each start the least-squares A, B and E, where they are in the box: drawn ones are far off."""
+        """Give each start the least-squares A, B and E, if those are in the box: drawn values are far off."""
         log_m, _ = self.effective_size(theta[:, 5:], x)
         size = -theta[:, 1:2] * (log_m - log_m.mean(axis=1, keepdims=True))
         data = -theta[:, 3:4] * (x.log_tokens - x.log_tokens.mean())
@@ -130,7 +130,7 @@ class LossShift(Law):
         return np.concatenate([inner, theta[:, -1:]], axis=1)
 
     def predict(self, theta: np.ndarray, x: Inputs) -> np.ndarray:
-        # The sum may pass zero far from any solution; log L must stay finite there.
+        # The sum may fall below zero far from any solution; log L must stay finite there.
         return np.maximum(self.law.predict(theta[:, :-1], x) + theta[:, -1:] * self._where(x), 1e-6)
 
     def gradient(self, theta: np.ndarray, x: Inputs) -> np.ndarray:

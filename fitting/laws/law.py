@@ -1,7 +1,7 @@
 """What a law is: the class to subclass, and the columns of the runs that it may read.
 
-Shapes, for S parameter vectors at once on n runs with P parameters: theta (S, P) in solver
-coordinates, predictions (S, n) in nats per token, gradients (S, P, n).
+Shapes, for S parameter vectors at once on n runs with P parameters: theta (S, P) in solver coordinates, predictions
+(S, n) in nats per token, gradients (S, P, n).
 
 A law of your own sets `param_names` and `bounds` and implements `predict` and `gradient`. Name it by class path
 (`--law mypackage.mymodule.MyLaw`) or pass an instance to `fitting.fit`.
@@ -64,7 +64,7 @@ class Law(ABC):
     """A parametric loss surface L(theta; run).
 
     `param_names` names the P parameters as reported. `bounds` (P, 2) is the box of the starts and of the
-    solution, in solver coordinates: the natural logarithms of `log_parameters`, the reported values of others.
+    solution, in solver coordinates: the natural logarithms of `log_parameters`, the reported values of all others.
     """
 
     name: str = ""
@@ -84,7 +84,7 @@ class Law(ABC):
         """Derivative of `predict` with respect to theta, (S, P, n)."""
 
     def log_loss_and_gradient(self, theta: np.ndarray, x: Inputs) -> tuple[np.ndarray, np.ndarray]:
-        """log L (S, n) and its derivative (S, P, n). Override it if log L is natural."""
+        """log L (S, n) and its derivative (S, P, n). Override it if log L has the simpler form."""
         loss = self.predict(theta, x)
         return np.log(loss), self.gradient(theta, x) / loss[:, None, :]
 
@@ -105,7 +105,7 @@ class Law(ABC):
         return np.where(self._is_log, np.exp(np.where(self._is_log, theta, 0.0)), theta)
 
     def named(self, theta: np.ndarray) -> dict[str, float]:
-        """Reported values by name, of solver coordinates (P,)."""
+        """Reported values by name, from solver coordinates (P,)."""
         return dict(zip(self.param_names, self.to_reported(theta).tolist(), strict=True))
 
     def to_theta(self, values: Mapping[str, float] | Sequence[float] | np.ndarray) -> np.ndarray:

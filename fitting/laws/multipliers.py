@@ -1,4 +1,4 @@
-"""m(r): how many parameters of once-used size one recurrent parameter is worth after r recurrences.
+"""m(r): how many once-used parameters one recurrent parameter is worth at r recurrences.
 
 The paper's form is r^phi; the others are its rivals. Every form gives m(1) = 1.
 """
@@ -76,7 +76,7 @@ class PerRecurrence(Multiplier):
 
 
 class Saturating(Multiplier):
-    """m = 1 + c·(1 - r^-k), at most 1 + c. For k towards 0 it is 1 + c·k·log r: c and k merge."""
+    """m = 1 + c·(1 - r^-k), at most 1 + c. As k goes to 0 it nears 1 + c·k·log r, which leaves only c·k determined."""
 
     formula = "1 + c(1 - r^-k)"
     param_names = ("c", "k")
@@ -90,7 +90,7 @@ class Saturating(Multiplier):
 
 
 class LogGrowth(Multiplier):
-    """m = 1 + c·log r, kept above 0.01; where loops help, data never get that low."""
+    """m = 1 + c·log r, kept above 0.01; where loops help, it never gets that low."""
 
     formula = "1 + c log r"
     param_names = ("c",)
@@ -119,7 +119,7 @@ class _TiltedPower(Multiplier):
 class DriftingPower(_TiltedPower):
     """m = r^(phi + slope·log(z/z_ref)) with z the training FLOPs.
 
-    phi is the exponent at z_ref, the geometric mean of the data unless given, which the formula states.
+    phi is the exponent at z_ref: the geometric mean over the data unless given. The formula states its value.
     """
 
     param_names = ("phi", "slope")
@@ -145,7 +145,7 @@ class DriftingPower(_TiltedPower):
 
 
 class TokenDriftingPower(DriftingPower):
-    """The same with the training tokens D in place of the FLOPs."""
+    """`DriftingPower` with the training tokens D in place of the FLOPs."""
 
     letter = "D"
 

@@ -1,1 +1,1 @@
-"""One way to say what a fit says: sections, figures and report folders."""
+"""What a fit says, in one wording everywhere: sections, figures and report folders."""

@@ -19,7 +19,6 @@ def figures(found: Comparison) -> dict[str, tuple[str, bytes]]:
 
 
 def _delta_phi(found: Comparison) -> Figure:
-    """The three estimates of delta phi with their widened 95% intervals."""
     figure, axis = plt.subplots(figsize=(WIDTH, 1.9))
     axis.axvline(0, color="0.5", linewidth=0.8)
     for i, e in enumerate(found.estimates):
@@ -35,7 +34,6 @@ def _delta_phi(found: Comparison) -> Figure:
 
 
 def _losses(found: Comparison) -> Figure:
-    """Loss against unique parameters for every shared budget; the study is dashed, with open markers."""
     points = found.points
     figure, axes = panels(found.budgets, 2.3)
     by_label: dict[str, Any] = {}
@@ -58,7 +56,6 @@ def _losses(found: Comparison) -> Figure:
 
 
 def _channels(found: Comparison) -> Figure | None:
-    """Where the differences of matched runs come from, means for every r."""
     if not found.channels:
         return None
     figure, axis = plt.subplots(figsize=(WIDTH, 2.5))
@@ -74,4 +71,11 @@ def _channels(found: Comparison) -> Figure | None:
     return figure
 
 
-_FIGURES: Figures[Comparison] = (_delta_phi, _losses, _channels)
+_FIGURES: Figures[Comparison] = (
+    (_delta_phi, "The three estimates of delta phi with their widened 95% intervals."),
+    (
+        _losses,
+        "Loss against unique parameters for every shared budget; the study is dashed, with open markers.",
+    ),
+    (_channels, "Where the differences of matched runs come from, means for every r."),
+)

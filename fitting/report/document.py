@@ -51,7 +51,7 @@ def interval_text(fit: FitSummary, name: str) -> str:
 
 
 def significant(value: float | None, digits: int = 4) -> str:
-    """A number with so many significant digits, without an exponent where it is readable without one."""
+    """A number with `digits` significant digits, without an exponent where it is readable without one."""
     if value is None:
         return "-"
     if not math.isfinite(value):
@@ -77,14 +77,14 @@ def table(header: Row, rows: Sequence[Row]) -> str:
 
 
 def markdown_table(header: Row, rows: Sequence[Row]) -> str:
-    """The same as a Markdown table."""
+    """Header and rows as a Markdown table."""
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     lines += ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
     return "\n".join(lines)
 
 
 def html_table(header: Row, rows: Sequence[Row]) -> str:
-    """The same as an HTML table that scrolls where it is too wide."""
+    """Header and rows as an HTML table that scrolls if it is too wide."""
     lines = [("th", header), *(("td", row) for row in rows)]
     cells = ("".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) for tag, row in lines)
     return f'<div class="wide"><table>{"".join(f"<tr>{line}</tr>" for line in cells)}</table></div>'

@@ -1,4 +1,4 @@
-"""The report's figures, drawn from the analysis alone. matplotlib is loaded only here.
+"""The report's figures, drawn from the analysis alone. Only the modules of figures load matplotlib.
 
 Colours are Okabe and Ito's, safe for colour-blind readers; every r also has its own marker.
 """
@@ -30,8 +30,8 @@ _STYLE = {
 WIDTH = 6.6
 
 Result = TypeVar("Result")
-Figures = Sequence[Callable[[Result], Figure | None]]
-"""Functions `_NAME` that draw NAME.png, None where there is nothing to draw; the docstring is the caption."""
+Figures = Sequence[tuple[Callable[[Result], Figure | None], str]]
+"""Functions `_NAME` that draw NAME.png, or return None if there is nothing to draw, each with its caption."""
 
 
 def figures(analysis: Analysis) -> dict[str, tuple[str, bytes]]:
@@ -43,21 +43,20 @@ def drawn(result: Result, wanted: Figures[Result]) -> dict[str, tuple[str, bytes
     """Those of the `wanted` figures that a result has content for: file name -> (caption, PNG)."""
     out = {}
     with plt.rc_context(_STYLE):  # type: ignore[arg-type]
-        for draw in wanted:
+        for draw, caption in wanted:
             figure = draw(result)
             if figure is None:
                 continue
             buffer = io.BytesIO()
-            # A fixed metadata makes the same analysis give the same bytes.
+            # With fixed metadata, the same analysis gives the same bytes.
             figure.savefig(buffer, format="png", metadata={"Software": None})
             plt.close(figure)
-            name, caption = draw.__name__.removeprefix("_"), draw.__doc__ or ""
-            out[f"{name}.png"] = (caption, buffer.getvalue())
+            out[f"{draw.__name__.removeprefix('_')}.png"] = (caption, buffer.getvalue())
     return out
 
 
 def look(index: int) -> dict[str, Any]:
-    """Colour and marker of the r that comes `index`-th."""
+    """Colour and marker of the r at `index` among the sorted ones."""
     return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
 
 
@@ -100,7 +99,7 @@ def _colour(analysis: Analysis, r: float) -> Any:
 
 
 def _dots(axis: Any, analysis: Analysis, r: float, x: Any, y: Any) -> None:
-    """Points in the look of their r."""
+    """Points in the colour and with the marker of their r."""
     axis.plot(x, y, linestyle="", label=f"r = {r:g}", **look(analysis.data.recurrences.index(r)))
 
 
@@ -110,13 +109,12 @@ def _points(analysis: Analysis, r: float) -> dict[str, np.ndarray]:
 
 
 def _minima(analysis: Analysis, r: float) -> list[Optimum]:
-    """Those of the parabolas that have one."""
+    """The minima of the parabolas that have one."""
     optima = (p.optimum for p in analysis.allocation.parabolas if p.r == r)
     return [optimum for optimum in optima if optimum.loss is not None]
 
 
 def _ratios(analysis: Analysis) -> Figure | None:
-    """Unique parameters and effective size (N_once + m·N_rec) relative to r = 1 at one width; forward FLOPs."""
     rows = analysis.fit.effective_ratios
     if len(rows) < 2:
         return None
@@ -137,7 +135,6 @@ def _ratios(analysis: Analysis) -> Figure | None:
 
 
 def _frontier(analysis: Analysis) -> Figure | None:
-    """Compute-optimal loss against training FLOPs: parabola minima, the fitted law, and the law with phi = 1."""
     if analysis.restricted is None or not analysis.curves.per_r:
         return None
     figure, axes = plt.subplots(1, 2, figsize=(WIDTH, 2.9), sharey=True)
@@ -156,7 +153,6 @@ def _frontier(analysis: Analysis) -> Figure | None:
 
 
 def _isoflops(analysis: Analysis) -> Figure:
-    """Loss against unique parameters for every budget, with parabolas and their minima."""
     budgets = analysis.data.budgets
     figure, axes = panels(budgets, 2.2)
     for axis, budget in zip(axes.flat, budgets, strict=False):
@@ -183,7 +179,6 @@ def _isoflops(analysis: Analysis) -> Figure:
 
 
 def _allocation(analysis: Analysis) -> Figure | None:
-    """Compute-optimal size and tokens against training FLOPs."""
     rows = [row for row in analysis.allocation.per_r if isinstance(row, AllocationOfR)]
     if not rows:
         return None
@@ -203,7 +198,6 @@ def _allocation(analysis: Analysis) -> Figure | None:
 
 
 def _predicted(analysis: Analysis) -> Figure:
-    """Observed against predicted loss for every r."""
     recurrences = analysis.data.recurrences
     figure, axes = plt.subplots(
         1, len(recurrences), figsize=(WIDTH, 2.3), sharex=True, sharey=True, squeeze=False
@@ -221,7 +215,6 @@ def _predicted(analysis: Analysis) -> Figure:
 
 
 def _residuals(analysis: Analysis) -> Figure:
-    """Residuals against size and tokens."""
     figure, axes = plt.subplots(1, 2, figsize=(WIDTH, 2.7), sharey=True)
     for axis, key, label in zip(axes, ("n", "tokens"), ("unique parameters N", "tokens D"), strict=True):
         axis.axhline(0, color="0.5", linewidth=0.8)
@@ -236,7 +229,6 @@ def _residuals(analysis: Analysis) -> Figure:
 
 
 def _profile(analysis: Analysis) -> Figure | None:
-    """Profile likelihood of the parameter of interest, and all intervals."""
     name, curve = analysis.parameter_of_interest, analysis.profile
     if curve is None:
         return None
@@ -255,7 +247,7 @@ def _profile(analysis: Analysis) -> Figure | None:
             linewidth=3.5 if interval.recommended else 2,
             label=interval.method + (" (recommended)" if interval.recommended else ""),
         )  # fmt: skip
-    # Where no interval could be made, as far as the curve is drawn.
+    # If no interval could be made, the axis goes as far as the curve.
     shown = values[statistic < top] if (statistic < top).any() else values
     low = min((i.low for i in intervals), default=float(shown.min()))
     high = max((i.high for i in intervals), default=float(shown.max()))
@@ -269,4 +261,20 @@ def _profile(analysis: Analysis) -> Figure | None:
     return figure
 
 
-_FIGURES: Figures[Analysis] = (_ratios, _frontier, _isoflops, _allocation, _predicted, _residuals, _profile)
+_FIGURES: Figures[Analysis] = (
+    (
+        _ratios,
+        "Unique parameters and effective size (N_once + m·N_rec) relative to r = 1 at one width; "
+        "forward FLOPs.",
+    ),
+    (
+        _frontier,
+        "Compute-optimal loss against training FLOPs: parabola minima, the fitted law, and the law with "
+        "phi = 1.",
+    ),
+    (_isoflops, "Loss against unique parameters for every budget, with parabolas and their minima."),
+    (_allocation, "Compute-optimal size and tokens against training FLOPs."),
+    (_predicted, "Observed against predicted loss for every r."),
+    (_residuals, "Residuals against size and tokens."),
+    (_profile, "Profile likelihood of the parameter of interest, and all intervals."),
+)

@@ -1,4 +1,4 @@
-"""A report folder: the numbers as JSON, report.md, report.html and the figures, every number out of the analysis."""
+"""A report folder: the numbers as JSON, report.md, report.html and the figures. Every number is the analysis's."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SECTIONS: dict[type, Callable[[Any], list[Section]]] = {
 
 
 KINDS: dict[str, type[Reported]] = {"fit": Analysis, "comparison": Comparison}
-"""By the `kind` that a report's JSON names; KIND.json holds the numbers."""
+"""What a report can hold, by the `kind` in its JSON; KIND.json holds the numbers."""
 
 
 def sections_of(result: Reported | FitResult | Plan | Forecast) -> list[Section]:
@@ -50,19 +50,19 @@ def text(result: Reported | FitResult | Plan | Forecast) -> str:
 
 
 def check_folder(folder: Path, overwrite: bool, kind: str = "fit") -> None:
-    """Refuse, before the work, a folder whose report would be replaced. Raises `FitError`."""
+    """Refuse, before any work, a folder whose report would be replaced. Raises `FitError`."""
     if folder.is_file():
         raise FitError(f"--report {folder} is a file. Name a folder")
     there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
-        reason = f"{there} is not a folder open to you"
+        reason = f"{there} is not a folder that you can write to"
         raise FitError(f"--report {folder} cannot be written: {reason}. Name another")
     for other in KINDS:
         if other != kind and (folder / f"{other}.json").exists():
             raise FitError(f"{folder} holds a report of another kind ({other}.json). Name another folder")
     taken = [name for name in (f"{kind}.json", "report.md", "report.html") if (folder / name).exists()]
     if taken and not overwrite:
-        there_already = f"holds a report already ({', '.join(taken)})"
+        there_already = f"already holds a report ({', '.join(taken)})"
         raise FitError(f"{folder} {there_already}. Name another folder or add --overwrite")
 
 
@@ -71,7 +71,7 @@ def write_report(
 ) -> list[Path]:
     """Write everything into `folder` (made if missing), each file atomically. Returns the paths."""
     progress("drawing figures")
-    # matplotlib is loaded here only.
+    # Only these modules load matplotlib.
     plots = "plots" if isinstance(result, Analysis) else "comparison_plots"
     drawn = import_module(f"fitting.report.{plots}").figures(result)
     numbers = result.to_dict()
@@ -95,7 +95,7 @@ def before_figures(result: Reported) -> str:
 
 
 def parts_of_page(analysis: Analysis, numbers: dict[str, Any]) -> list[str]:
-    """What report.html holds beside figures and template: the sections, and the `numbers` that the slider reads."""
+    """What report.html holds besides figures and template: the sections, and the `numbers` that the slider reads."""
     keys = ("data", "curves", "phi_path", "allocation", "profile", "fit")
     # "<" must not end the script element early.
     slider = json.dumps({key: numbers[key] for key in keys if key in numbers}).replace("<", "\\u003c")

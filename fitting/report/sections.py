@@ -41,7 +41,7 @@ def fit_sections(result: FitResult) -> list[Section]:
 
 
 def excluded_table(excluded: Sequence[Exclusion], header: str) -> str | Table:
-    """Every run that was left out, with its rule, or that there is none."""
+    """Every run that was left out, with its rule, or a sentence saying that there is none."""
     if not excluded:
         return f"No run was {header.removesuffix(' run')}."
     return Table([header, "rule"], [[gone.source, gone.rule] for gone in excluded])
@@ -56,13 +56,13 @@ def gaps_table(gaps: Sequence[Gap], form: str) -> Table:
 
 
 def left_out_sections(excluded: Sequence[Exclusion]) -> list[Section]:
-    """The runs that were left out, where there are some."""
+    """A section on the runs that were left out, if there are any."""
     lines = [f"left out: {gone.source} ({gone.rule})" for gone in excluded]
     return [Section("Runs left out", ["\n".join(lines)])] if lines else []
 
 
 def with_them_text(with_them: Attempt, name: str) -> str:
-    """The value with the excluded runs, with its status, or why there is none."""
+    """The value with the excluded runs and its status, or why there is none."""
     runs = f"{with_them.runs} runs"
     if not with_them.parameters:
         return f"with them ({runs}): not defined, because: {with_them.message}"

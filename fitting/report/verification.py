@@ -16,18 +16,18 @@ from fitting.report.report import FIGURES, KINDS, Reported, before_figures, part
 from fitting.studies.analysis import Analysis
 
 TOLERANCE = 1e-5
-"""Relative difference below which two numbers are taken as equal. Results are the same bits on one machine. Another
-processor or another numpy rounds differently, which moves a number by less than a report shows of it."""
+"""Relative difference below which two numbers are taken as equal. On one machine, results are the same bits.
+Another processor or numpy rounds differently, which moves a number by less than a report shows."""
 _NEAR_ZERO = 1e-9
 _SEARCH = {"gradient_norm", "second_solver", "starts", "message", "problems", "verdict"}
-"""How the search went, and sentences with rounded numbers: rounding decides, not the records. What follows from it,
-the status and what is preferred, is compared."""
+"""How the search went, and sentences with rounded numbers: they depend on rounding, not on the records. The status
+and the preferred reading, which follow from them, are compared."""
 REPORTS = tuple(f"{kind}.json" for kind in KINDS)
 """The file of a report that holds its numbers, for each command that writes one."""
 _PATH, _OFF_OPTIMUM = "phi_path", 10.0
 """Fits with phi held far from its best value, where A is hardly determined and rounding moves it the most."""
 _SHOWN = 200
-"""Characters of a line that are told; the numbers behind the slider are one line."""
+"""Characters of a line that are shown; the numbers behind the slider are one line."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Difference:
 
 
 def read_report(place: Path) -> tuple[Path, dict[str, Any], Reported]:
-    """A report's file of numbers, given itself or by its folder; what is in it as JSON, and as a result.
+    """The path of a report's JSON (`place` is the file or its folder), its content, and that content as a result.
 
-    Raises `FitError` where there is none, it holds something else, or it does not say what it was made of.
+    Raises `FitError` if there is no such file, it is not a report, or it does not say what it was made of.
     """
     path = place
     if place.is_dir():
@@ -69,9 +69,9 @@ def read_report(place: Path) -> tuple[Path, dict[str, Any], Reported]:
 
 
 def changed_files(recorded: dict[str, str], now: dict[str, str]) -> list[Difference]:
-    """Records that are not what they were when the report was made, both as name -> sha256.
+    """Records that changed after the report was made. Both arguments are name -> sha256.
 
-    They may have moved: what counts is the content.
+    Records may have moved: only their content counts.
     """
     gone = {name: digest for name, digest in recorded.items() if digest not in now.values()}
     new = {name: digest for name, digest in now.items() if digest not in recorded.values()}
@@ -98,7 +98,7 @@ def differences(
                 continue
             a, b = reported.get(key), derived.get(key)
             if key == "source" and isinstance(a, str) and isinstance(b, str):
-                # The same file may lie elsewhere.
+                # The same file may be elsewhere.
                 if Path(a).name == Path(b).name:
                     continue
             wider = tolerance * (_OFF_OPTIMUM if key == _PATH else 1.0)
@@ -130,8 +130,7 @@ def count_numbers(value: Any) -> int:
 
 def stale_texts(result: Reported, numbers: dict[str, Any], folder: Path) -> Iterator[Difference]:
     """Lines that report.md and report.html in `folder` should hold for a result and do not, and lines of report.md that
-    do not come from it. Figures are not looked at. `result` was read from the JSON `numbers`.
-    """
+    do not come from it. Figures are not compared. `result` was read from the JSON `numbers`."""
     markdown, page = folder / "report.md", folder / "report.html"
     if markdown.is_file():
         shown = markdown.read_text(encoding="utf-8").partition(f"\n\n{FIGURES}\n")[0].splitlines()

@@ -21,7 +21,7 @@ from fitting.studies.widths import Widths
 
 @dataclass(frozen=True)
 class Optimum:
-    """The best model of one r at one budget; `refusal` says why a number should not be used, if so."""
+    """The best model of one r at one budget; `refusal`, if any, says why its numbers should not be used."""
 
     method: str
     r: float
@@ -116,7 +116,7 @@ def parabolas(runs: Runs, law: Law) -> tuple[Parabola, ...]:
 
 @dataclass(frozen=True)
 class Minimum:
-    """The best run of one (budget, architecture) cell, as measured; `parabola` is what a parabola through it says."""
+    """The best run of one (budget, architecture) cell, as measured; `parabola` is that of the cell's parabola."""
 
     r: float
     budget: float
@@ -160,7 +160,7 @@ Exponents = tuple[float, float]
 
 
 def closed_form_exponents(alpha: float, beta: float, slope: float) -> Exponents:
-    """Those of N*(C) and D*(C) for F ~ N^k as in the paper: beta/(alpha + k·beta) and alpha/(alpha + k·beta)."""
+    """Of N*(C) and D*(C) for F ~ N^k, as in the paper: beta/(alpha + k·beta) and alpha/(alpha + k·beta)."""
     return beta / (alpha + slope * beta), alpha / (alpha + slope * beta)
 
 
@@ -199,19 +199,19 @@ class FromLaw:
     status: str = optional()
     """Of the Chinchilla law fitted to one r alone."""
     closed_form_exponents: Exponents = optional()
-    """The paper's, for that law."""
+    """By the paper's formula, for that law."""
 
 
 @dataclass(frozen=True)
 class AllocationOfR:
-    """Compute-optimal allocation at one r, in each way."""
+    """Compute-optimal allocation at one r, in each of the three ways."""
 
     r: float
     exact_flops: bool
     flops_slope: float
     from_joint_law: FromLaw
     from_parabolas: dict[str, Exponents | None]
-    """`exponents` of their minima."""
+    """Of their minima, under the key `exponents`."""
     from_own_chinchilla: FromLaw | None = optional()
 
 
@@ -236,7 +236,7 @@ class Allocation:
 def allocate(
     runs: Runs, result: FitResult, alone: Mapping[float, FitResult], curves: tuple[Parabola, ...]
 ) -> Allocation:
-    """Allocation at every r: under the fitted law, under the Chinchilla fits of one r `alone`, from parabolas."""
+    """Allocation at every r: under the fitted law, under the Chinchilla fit of each r `alone`, and from parabolas."""
     budgets = np.unique(runs.budget)
     optima = [p.optimum for p in curves]
     rows: list[AllocationOfR | AllocationRefused] = []

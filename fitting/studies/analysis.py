@@ -1,4 +1,4 @@
-"""Everything that a report says of a fit, computed once and frozen: text, figures and page read nothing else."""
+"""Everything that a report says about a fit, computed once and frozen: text, figures and page read nothing else."""
 
 from __future__ import annotations
 
@@ -38,9 +38,8 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Settings:
-    """How an analysis is computed: `starts` of every fit, the `seed` of starts and resamples, threads (`workers`, None:
-    all cores; results do not depend on them).
-    """
+    """How an analysis is computed: `starts` of every fit, the `seed` of starts and resamples, and the number of threads
+    (`workers`, None: all cores; results do not depend on it)."""
 
     starts: int = 500
     seed: int = 0
@@ -55,7 +54,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Point:
-    """One run: parameters by the law's split, training FLOPs per token, losses and residual in nats per token."""
+    """One run: parameters under the law's split, training FLOPs per token, losses and residual in nats per token."""
 
     source: str
     cell: int
@@ -106,7 +105,7 @@ class Residuals:
     by_r: tuple[GroupResidual, ...]
     by_budget: tuple[GroupResidual, ...]
     scatter: Scatter | dict[str, str]
-    """Or why it is not known, as `refused`."""
+    """Or {"refused": why it is not known}."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,10 +155,10 @@ def analyse(
     without_exclusions: Runs | None = None,
     progress: Progress = lambda _: None,
 ) -> Analysis:
-    """Fit, question and apply a law.
+    """Fit a law, question it and apply it.
 
     `without_exclusions` is the table before runs were excluded by a rule: the fit is then also made with them. Raises
-    `FitError` when the law is not identified by the runs.
+    `FitError` if the runs do not identify the law.
     """
     law = law or JointLaw()
     settings = settings or Settings()
@@ -168,7 +167,7 @@ def analyse(
     progress(f"fitting {law.name}, split {law.split.name}, {settings.starts} starts")
     result = fit(runs, law, **search)
     name = parameter_of_interest(result)
-    # What only some laws, runs and settings have.
+    # Fields that only some laws, runs and settings have.
     more: dict[str, Any] = {}
     if without_exclusions is not None and len(without_exclusions) != len(runs):
         progress("fitting again with the excluded runs")
@@ -277,7 +276,7 @@ def _splits(
                 progress(f"split {split.name}")
                 other = fit(runs, JointLaw(split=split), starts=settings.starts, **drawing)
                 if settings.resamples:
-                    # Where this is refused, the main fit was refused alike, and its section says why.
+                    # If this is refused, so was the main fit's bootstrap, and its section says why.
                     with suppress(FitError):
                         count = settings.resamples
                         other = bootstrap(runs, other, resamples=count, names=["phi"], **drawing)

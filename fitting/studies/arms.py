@@ -15,7 +15,7 @@ from fitting.estimation.resampling import no_bootstrap
 from fitting.laws import Inputs
 
 SAME_LOSS = 1e-6
-"""Losses of one shared run further apart than this (nats) cause a warning."""
+"""If the two losses of a shared run differ by more than this (nats), a warning says so."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class Arms:
     warnings: tuple[str, ...]
 
     def no_bootstrap(self, alone: int, together: int, resamples: int) -> str | None:
-        """Why no interval can be made for laws of so many parameters, fitted to one arm or to both."""
+        """Why no interval can be made for laws with so many parameters, fitted to one arm or to both, if so."""
         fewest = min(len(np.unique(self.cell[side])) for side in self.sides)
         return no_bootstrap(fewest, alone, resamples) or no_bootstrap(self.cells, together, resamples)
 
@@ -56,7 +56,7 @@ class Arms:
         first = np.array([keys.index(key) == i for i, key in enumerate(keys)])
         single = (both.r == 1) & inside & first
         if not single.any():
-            why = "they tie the two phi to one scale"
+            why = "they tie the two phi to one scale. Add some"
             raise FitError(f"Neither arm has runs with r=1 on the shared budgets: {why}")
         chosen = single | ((both.r > 1) & inside)
         dropped = []
@@ -118,7 +118,7 @@ class Channels:
 def matched_pairs(
     arms: np.ndarray, r: np.ndarray, d_model: np.ndarray, budget: np.ndarray
 ) -> list[tuple[int, int]]:
-    """Indices (baseline, study) of runs with equal r, width and budget; r = 1 has no study arm of its own."""
+    """Indices (baseline, study) of runs with equal r, width and budget; r = 1 has no study arm."""
     keys = list(zip(r.tolist(), d_model.tolist(), budget.tolist(), strict=True))
     base = {key: i for i, key in enumerate(keys) if arms[i] == 0}
     return [(base[key], i) for i, key in enumerate(keys) if arms[i] == 1 and key[0] > 1 and key in base]

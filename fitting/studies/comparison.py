@@ -52,12 +52,12 @@ class Reading:
     trusted: bool
     message: str
     parameters: dict[str, float] = field(default_factory=dict)
-    """All of the law's, those of the baseline where they differ."""
+    """All of the law's; where the arms differ, the baseline's."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One run as it entered: `arm` is shared (r=1), baseline or study; the prediction is the paired law's."""
+    """One run as it was compared: `arm` is shared (r=1), baseline or study; the prediction is the paired law's."""
 
     source: str
     arm: str
@@ -83,7 +83,7 @@ class CompareSettings:
 
 @dataclass(frozen=True)
 class PairedWithExcluded:
-    """The paired delta phi with the runs that --exclude takes out; None where there is none, `message` says why."""
+    """The paired delta phi with the runs that --exclude takes out. If it is None, `message` says why."""
 
     delta_phi: float | None
     status: str
@@ -154,7 +154,7 @@ def compare(
     workers: int | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Comparison:
-    """Compare a study with its baseline on their shared budgets; see the module's head for what is done.
+    """Compare a study with its baseline on their shared budgets; the module's docstring says how.
 
     Raises `FitError` when nothing is shared, r = 1 is missing, or an arm mixes architectures.
     """

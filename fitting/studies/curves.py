@@ -17,7 +17,7 @@ from fitting.studies.widths import Widths
 
 
 def common_width(runs: Runs) -> float:
-    """The width with most runs among those that all r share (else among all)."""
+    """The width with the most runs among those that all r share (if there are none, among all)."""
     widths = np.unique(runs.d_model).tolist()
     shared = [d for d in widths if len(np.unique(runs.r[runs.d_model == d])) == len(runs.recurrences)]
     return float(max(shared or widths, key=lambda d: ((runs.d_model == d).sum(), -d)))
@@ -38,7 +38,7 @@ def effective_ratios(
             continue
         i = found[:1]
         size = np.exp(law.effective_size(theta[None, 5:], x.take(i))[0][0])
-        # N(r=1) under the same split where such a run exists, so that r=1 has the ratio 1
+        # N(r=1) under the same split where such a run exists, so that r=1 has the ratio 1.
         plain = np.flatnonzero((runs.r == 1) & (runs.d_model == width))
         base = x.n_total[plain[:1]] if len(plain) else runs.n_at_r1[i]
         if not np.isfinite(base[0]):
@@ -92,7 +92,7 @@ def curves(runs: Runs, result: FitResult, restricted: Mapping[float, FitResult])
     budgets = np.geomspace(runs.budget.min() / 1.5, runs.budget.max() * 1.5, 25)
     laws = {"law": (result.law, result.theta)}
     for phi, held in restricted.items():
-        # By way of the reported values, which changes last digits, as in all reports so far.
+        # Going through the reported values changes last digits; earlier reports did, so that `verify` needs it.
         laws[f"phi = {phi:g}"] = held.law, held.law.to_theta(held.parameters)
     rows = []
     for r in map(float, runs.recurrences):

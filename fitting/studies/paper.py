@@ -1,4 +1,4 @@
-"""Beside the paper: its fits repeated on its grid, and the distance of a fitted phi from its values."""
+"""The paper's fits repeated on its grid, and the distance of a fitted phi from the published one."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class JointFit:
 
 @dataclass(frozen=True)
 class Replication:
-    """The paper's fits repeated: one r alone by r, the joint law, and the allocation that follows from both."""
+    """The paper's fits repeated: each r alone (by r), the joint law, and the allocation that follows from both."""
 
     chinchilla: dict[str, FitSummary]
     joint: tuple[JointFit, ...]

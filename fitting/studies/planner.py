@@ -1,9 +1,9 @@
 """How well a planned grid would determine phi or delta phi, and which added run helps most per FLOP.
 
 The noise model has two parts, both standard deviations of log-loss: `run` (independent runs) and `cell` (an offset that
-the runs of one (budget, architecture) cell share; between the arms of a study it is taken as independent). Gauss-Newton
-gives the covariance of the Huber estimate in closed form, A⁻¹ B A⁻¹ with A = E[psi']·JᵀJ and B = Jᵀ Cov(psi) J;
-simulation refits simulated grids instead.
+the runs of one (budget, architecture) cell share; between the arms of a study it is taken as independent).
+Gauss-Newton gives the covariance of the Huber estimate in closed form, A⁻¹ B A⁻¹ with A = E[psi']·JᵀJ and
+B = Jᵀ Cov(psi) J; simulation refits simulated grids instead.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fitting.laws import Inputs, JointLaw, Law, StudyPower
 from fitting.studies.widths import Widths
 
 TOO_WIDE = 0.3
-"""Above this half-width the linear approximation is not to be trusted and the grid is simulated."""
+"""Above this half-width the linear approximation cannot be trusted, and the grid is simulated."""
 _Z = 1.959964
 
 
@@ -228,7 +228,7 @@ def _candidates(design: Runs, setup: _Setup, noise: Noise, now: float) -> list[C
 
 
 def _cells_of(setup: _Setup, old: np.ndarray, design: Runs, arms: int) -> np.ndarray:
-    """Cells that an added run (one per arm) falls in: those of the design's runs `old`, else new ones."""
+    """Cells of an added run (one per arm): those of the design's runs `old`, else new ones."""
     new = int(setup.cell.max()) + 1 + np.arange(arms)
     if not len(old):
         return new

@@ -36,7 +36,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Equivalent:
-    """Models of one width: unique parameters, and the size of the r=1 model that the law holds equal."""
+    """A model of the given width: its unique parameters, and the size of the r=1 model that the law puts equal."""
 
     r: float
     d_model: float
@@ -66,7 +66,7 @@ def forecast(
     Raises `FitError` for a budget that is not a positive number.
     """
     if not (np.isfinite(budget) and budget > 0):
-        raise FitError(f"A budget of {budget} FLOPs is none. Give a positive number")
+        raise FitError(f"The budget is {budget} FLOPs. Give a positive number")
     together = no_cell_with_two_runs(runs.cell)
     if together:
         # The whole scatter, which is what a new run has, is still known.
@@ -126,7 +126,7 @@ def equivalents(runs: Runs, result: FitResult, n_at_r1: float) -> list[Equivalen
     Raises `FitError` for sizes out of reach; those outside the sampled widths are flagged.
     """
     if not (np.isfinite(n_at_r1) and n_at_r1 > 0):
-        raise FitError(f"A model of {n_at_r1} parameters is none. Give a positive number")
+        raise FitError(f"The r=1 model has {n_at_r1} parameters. Give a positive number")
     if not isinstance(result.law, JointLaw | AdditiveLaw):
         raise FitError(f"The law {result.law.name} has no effective size")
     width = Widths.of(runs, result.law, 1.0).width_of(n_at_r1)

@@ -17,8 +17,8 @@ _EXACT = 1e-6
 class Widths:
     """F(N) and the parameter counts of one architecture as smooth functions of the width.
 
-    Counts and FLOPs of a fixed layout are polynomials c0 + c1·d + c2·d² in the width, so that least squares on the
-    sampled widths gives them back exactly (`exact`). Where it does not, log F is a quadratic in log N instead.
+    Counts and FLOPs of a fixed layout are polynomials c0 + c1·d + c2·d² in the width, so least squares on the
+    sampled widths gives them back exactly (`exact`). If it does not, log F is a quadratic in log N instead.
     """
 
     r: float
@@ -72,8 +72,7 @@ class Widths:
 
     def width_of(self, n: float) -> float:
         """The width whose N is `n`. Raises `FitError` unless it is between an eighth of the smallest and eight times
-        the largest sampled width.
-        """
+        the largest sampled width."""
         grid = np.geomspace(self.sampled[0] / 8, self.sampled[-1] * 8, 4000)
         totals = self.n_total(grid)
         if not totals[0] * (1 - 1e-9) <= n <= totals[-1] * (1 + 1e-9):

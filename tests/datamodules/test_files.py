@@ -61,7 +61,7 @@ def test_stamps_change_with_content(memory, tmp_path):
     ("url", "message"),
     [
         ("memory://nothing/here", "no file at 'memory://nothing/here'"),
-        ("nonsense://a/b", "cannot open nonsense://a/b: .*Schemes are those of fsspec"),
+        ("nonsense://a/b", "cannot open nonsense://a/b: .*schemes are those of fsspec"),
     ],
 )
 def test_urls_that_lead_nowhere(url, message):

@@ -63,7 +63,7 @@ def test_prepare_shows_progress_and_ends_with_a_summary(texts, tmp_path, capsys)
     assert "tokenize: 100%" in captured.err and "pack: 100%" in captured.err and "tokens/s" in captured.err
     assert main([*prepare_arguments(texts, tmp_path / "out"), "--tokenizer", "bpe:300", "--seed", "3"]) == 0
     output = said(capsys)
-    assert manifest["hash"] in output and "already there" in output and "tokenize:" not in output
+    assert manifest["hash"] in output and "already prepared" in output and "tokenize:" not in output
 
 
 def test_inspect_shows_rows_as_text(original, capsys):

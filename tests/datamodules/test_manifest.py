@@ -123,7 +123,7 @@ def test_every_key_but_the_machines_own_is_in_the_hash(folder):
         (lambda text: text.replace('"rows": ', '"rows": 1', 1), "was changed after it was written"),
         (lambda text: text[:200], "is damaged"),
         (lambda text: "[]", "is damaged"),
-        (lambda text: text.replace('"format": 1', '"format": 99'), "has format 99, this version reads 1"),
+        (lambda text: text.replace('"format": 1', '"format": 99'), "has format 99, but this version reads 1"),
     ],
 )
 def test_a_damaged_manifest_is_refused(folder, change, message):

@@ -54,7 +54,7 @@ def test_compressed_json_lines(tmp_path):
             r"a.jsonl, line 2: not JSON .*the line begins b'\{\"text\": \"b\"\\n'",
         ),
         (b'{"body": "a", "id": 1}\n', "a.jsonl, line 1: no key 'text'; it has 'body', 'id'"),
-        (b'{"text": 3}\n', "a.jsonl, line 1: 'text' is int, not a text"),
+        (b'{"text": 3}\n', "a.jsonl, line 1: 'text' is int, not text"),
         (b'["text"]\n', "a.jsonl, line 1: expected a JSON object, found list"),
         (b"\x00\xff\x13\n", "a.jsonl, line 1: not JSON"),
     ],

@@ -205,9 +205,9 @@ def test_a_checkpoint_of_other_data_is_refused_with_both_values(folder, tmp_path
     data = module(folder)
     data.setup()
     state = data.state_dict()
-    with pytest.raises(DataError, match="seed 3, the data at hand has 0"):
+    with pytest.raises(DataError, match="seed 3, but the data at hand has 0"):
         data.load_state_dict({**state, "seed": 3})
-    with pytest.raises(DataError, match=f"manifest_hash abc, the data at hand has {state['manifest_hash']}"):
+    with pytest.raises(DataError, match=f"hash abc, but the data at hand has {state['manifest_hash']}"):
         data.load_state_dict({**state, "manifest_hash": "abc"})
     # Evaluation on other data is sound, with another tokenizer it is not.
     data.trainer = fake_trainer(TrainerFn.VALIDATING)

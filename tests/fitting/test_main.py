@@ -93,7 +93,7 @@ class NotALaw:
     found = json.loads(out)["fit"]
     assert status == 0 and found["law"] == "Tokens" and set(found["parameters"]) == {"E", "B", "beta"}
     for path, words in (
-        ("mylaws.NotALaw", "no subclass"),
+        ("mylaws.NotALaw", "is not a subclass"),
         ("mylaws.Gone", "no Gone"),
         ("nowhere.Law", "nowhere"),
     ):

@@ -154,7 +154,7 @@ def test_drawing_is_deterministic(analysis, folder):
 
 
 def test_reports_are_not_overwritten_unasked(folder, tmp_path):
-    with pytest.raises(FitError, match="holds a report already.*--overwrite"):
+    with pytest.raises(FitError, match="already holds a report.*--overwrite"):
         check_folder(folder, overwrite=False)
     check_folder(folder, overwrite=True)
     (tmp_path / "file").write_text("")
