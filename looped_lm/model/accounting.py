@@ -125,7 +125,7 @@ def flops_per_token(
         ValueError: an unknown convention.
     """
     if convention not in CONVENTIONS:
-        raise ValueError(f"FLOPs convention {convention!r} is unknown; known are {', '.join(CONVENTIONS)}.")
+        raise ValueError(f"FLOPs convention {convention!r} is unknown; there are {', '.join(CONVENTIONS)}.")
     share = CONVENTIONS[convention]
 
     def forward(layers: nn.Module) -> float:
