@@ -1,4 +1,7 @@
-"""Files and folders written whole or not at all: aside first, then under their names."""
+"""Files and folders written whole or not at all: aside first, then under their names.
+
+`new_file` is for what is written piece by piece; a text in memory takes `fitting.records.write_text_atomically`.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,10 @@ PARTIAL = ".partial"
 def new_file(path: str | Path) -> Iterator[Path]:
     """A path to write to, which becomes `path` when the block ends. Makes the folder.
 
-    A process killed at any moment, and a block that raises, leave the file that was there before.
+    A process killed at any moment, and a block that raises, leave the file that was there before. Two
+    processes that write one file at a time do not mix their content.
     """
-    aside = Path(f"{path}{PARTIAL}")
+    aside = Path(f"{path}.{uuid.uuid4().hex[:8]}{PARTIAL}")
     try:
         aside.parent.mkdir(parents=True, exist_ok=True)
         yield aside
