@@ -196,10 +196,6 @@ class TokenDataModule(LightningDataModule):
         batches = max(self._batches_processed() - self._start_batches, 0)
         return self._start_row + batches * self.batch_size * self._world_size
 
-    def epoch_of(self, row: int) -> int:
-        """How often the training data has been read through when the row counter is at `row`."""
-        return row // self._opened()["splits"]["train"]["rows"]
-
     def state_dict(self) -> dict[str, Any]:
         """The position and what it refers to, in plain types."""
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from typing import Any
 
@@ -145,12 +146,15 @@ def _box(law: Law, x: Inputs) -> tuple[np.ndarray, np.ndarray]:
         raise FitError(
             f"The law {label} has param_names {names!r}. Give the names of its parameters, e.g. ('E', 'B')"
         )
+    way_out = f"Give an array of shape ({len(names)}, 2)"
+    # A property that fails is there: its error may be an AttributeError, too.
+    if inspect.getattr_static(law, "bounds", None) is None and not hasattr(law, "bounds"):
+        raise FitError(f"The law {label} has no bounds. {way_out}")
+    given = law.bounds
     try:
-        bounds = np.asarray(law.bounds, dtype=float)
-    except (AttributeError, TypeError, ValueError) as error:
-        raise FitError(
-            f"The law {label} has no usable bounds ({error}). Give an array of shape ({len(names)}, 2)"
-        ) from None
+        bounds = np.asarray(given, dtype=float)
+    except (TypeError, ValueError) as error:
+        raise FitError(f"The law {label} has no usable bounds ({error}). {way_out}") from None
     if bounds.shape != (len(names), 2):
         raise FitError(
             f"The law {label} has bounds of shape {bounds.shape}, expected ({len(names)}, 2): a low and a high "

@@ -1,4 +1,7 @@
-"""Writes files and folders whole or not at all: first beside their place, then under their names."""
+"""Writes files and folders whole or not at all: first beside their place, then under their names.
+
+`new_file` is for what is written piece by piece; a text in memory takes `fitting.records.write_text_atomically`.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,10 @@ PARTIAL = ".partial"
 def new_file(path: str | Path) -> Iterator[Path]:
     """A path to write to, which becomes `path` when the block ends. Makes the folder.
 
-    If the process is killed or the block raises, the file that was there before stays.
+    If the process is killed or the block raises, the file that was there before stays. Two processes that write the
+    same file at the same time do not mix their content.
     """
-    aside = Path(f"{path}{PARTIAL}")
+    aside = Path(f"{path}.{uuid.uuid4().hex[:8]}{PARTIAL}")
     try:
         aside.parent.mkdir(parents=True, exist_ok=True)
         yield aside

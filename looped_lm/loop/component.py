@@ -150,6 +150,8 @@ def import_class(path: str) -> Any:
         UserError: no such module or attribute. An import that fails inside the module keeps its own error.
     """
     module_name, _, name = path.rpartition(".")
+    if not module_name or path.startswith("."):
+        raise UserError(f"Class path {path!r} names no module: write it as module.Class.")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

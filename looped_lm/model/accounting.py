@@ -122,10 +122,10 @@ def flops_per_token(
     cost only their forward. The convention `paper` counts the full attention matrix, `causal` half of it.
 
     Raises:
-        ValueError: an unknown convention.
+        UserError: an unknown convention.
     """
     if convention not in CONVENTIONS:
-        raise ValueError(f"FLOPs convention {convention!r} is unknown; there are {', '.join(CONVENTIONS)}.")
+        raise UserError(f"FLOPs convention {convention!r} is unknown; there are {', '.join(CONVENTIONS)}.")
     share = CONVENTIONS[convention]
 
     def forward(layers: nn.Module) -> float:

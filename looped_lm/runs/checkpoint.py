@@ -16,7 +16,7 @@ from torch import Tensor
 from fitting.records import RunRecord, record_path
 from looped_lm.common.errors import UserError
 from looped_lm.common.writing import failing_with, new_file
-from looped_lm.runs.lightning_internals import WrappingCheckpointIO
+from looped_lm.runs.lightning_internals import WrappingCheckpointIO, count_batches_anew
 
 RECORD_KEY = "run_record"
 _verified: set[tuple[int, ...]] = set()
@@ -24,10 +24,10 @@ MICRO_BATCHES = "micro_batches_per_step"
 """Key in a checkpoint: micro-batches per optimizer step of its run."""
 
 
-def load_checkpoint(path: str | Path) -> dict[str, Any]:
-    """A verified checkpoint on the CPU; UserError if it is damaged or not a LoopedLM's."""
+def load_checkpoint(path: str | Path, mmap: bool = False) -> dict[str, Any]:
+    """A verified checkpoint on the CPU (`mmap`: read where used); UserError if it is damaged or not a LoopedLM's."""
     verify(path)
-    return _read(path)
+    return _read(path, mmap)
 
 
 def verify(path: str | Path) -> None:
@@ -61,7 +61,10 @@ def _written(path: str | Path) -> tuple[int, ...]:
 
 def _unreadable(path: str | Path, error: Exception) -> UserError:
     # torch's reasons are paragraphs about its own internals; the first sentence says what it met.
-    reason = f"it is truncated, damaged, or something else ({str(error).split('. ')[0]})"
+    met = str(error).split(". ")[0]
+    if not isinstance(error, OSError) and not zipfile.is_zipfile(path):
+        met = "it is not a zip archive, as checkpoints are"
+    reason = f"it is truncated, damaged, or something else ({met})"
     return UserError(f"{path} cannot be read as a checkpoint: {reason}.")
 
 
@@ -99,7 +102,7 @@ def in_folder(folder: str | Path) -> tuple[list[Stored], dict[Path, str]]:
     for path in sorted(Path(folder).glob("*.ckpt")):
         try:
             found.append(look(path))
-        except ValueError as error:
+        except UserError as error:
             # Another process may remove its files between listing and reading.
             if path.exists():
                 unreadable[path] = str(error)
@@ -113,10 +116,9 @@ def newest_whole(folder: str | Path) -> tuple[Stored | None, dict[Path, str]]:
     for stored in found:
         try:
             verify(stored.path)
-        except ValueError as error:
+            return stored, damaged
+        except UserError as error:
             damaged[stored.path] = str(error)
-            continue
-        return stored, damaged
     return None, damaged
 
 
@@ -242,12 +244,7 @@ def realign(checkpoint: dict[str, Any], micro_batches: int, data: object) -> Non
     then = checkpoint.get(MICRO_BATCHES)
     if then in (None, micro_batches):
         return
-    progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
-    before = progress["total"]["processed"]
-    more = before // then * micro_batches - before
-    for counts in (progress["total"], progress["current"]):
-        for name in ("ready", "started", "processed", "completed"):
-            counts[name] += more
+    more = count_batches_anew(checkpoint, then, micro_batches)
     position = checkpoint.get(type(data).__qualname__, {})
     if "batches_processed" in position:
         # The data module counts new rows from this number on; the rows read so far stay the same.

@@ -84,9 +84,9 @@ def held(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def clean(checkpoints: Path) -> None:
+def clean(folder: Path) -> None:
     """Remove the unfinished files of a killed process."""
-    for partial in checkpoints.glob(f"*{PARTIAL}"):
+    for partial in folder.glob(f"*{PARTIAL}"):
         partial.unlink(missing_ok=True)
 
 
@@ -217,8 +217,8 @@ class RunFolder:
             self.folder = self.folder or self._new()
             stack.enter_context(held(self.folder))
             with failing_with(_MAKE_ROOM, self.folder):
-                for checkpoints in (self.folder / CHECKPOINTS, *self._fixed):
-                    clean(checkpoints)
+                for place in (self.folder, self.folder / CHECKPOINTS, *self._fixed):
+                    clean(place)
                 # New checkpoints of the same steps can then take their names.
                 for path in self.damaged:
                     path.replace(path.with_name(f"{path.name}.damaged"))

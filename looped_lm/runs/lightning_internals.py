@@ -71,6 +71,20 @@ def take_steps_back(trainer: L.Trainer, checkpoint: Mapping[str, Any]) -> None:
     loop._batches_that_stepped = saved["epoch_loop.state_dict"]["_batches_that_stepped"]
 
 
+def count_batches_anew(checkpoint: Mapping[str, Any], then: int, now: int) -> int:
+    """Count a checkpoint's micro-batches in place as `now` and not `then` to a step; how many more they are.
+
+    Lightning takes the ends of steps and the times of validations from how many there were since training began.
+    """
+    progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+    before = progress["total"]["processed"]
+    more = before // then * now - before
+    for counts in (progress["total"], progress["current"]):
+        for name in ("ready", "started", "processed", "completed"):
+            counts[name] += more
+    return more
+
+
 def validate_now(trainer: L.Trainer) -> None:
     """Run the validation of fit. `Trainer.validate` would end the fit."""
     loop = trainer.fit_loop.epoch_loop.val_loop

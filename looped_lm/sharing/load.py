@@ -14,7 +14,7 @@ import yaml
 from looped_lm.common.errors import UserError, for_users
 from looped_lm.loop.component import Component, as_instance, import_class
 from looped_lm.model.transformer import LoopedTransformer
-from looped_lm.runs.checkpoint import compare_tensors, look, verify
+from looped_lm.runs.checkpoint import Stored, compare_tensors, look, verify_once
 from looped_lm.seams import SEAMS, before
 from looped_lm.sharing.export import CONFIG, FORMAT, VERSION, WEIGHTS, sha256
 
@@ -71,8 +71,7 @@ def load_lm(path: str | Path) -> LoopedLM:
         raise UserError(
             f"{path} is neither a checkpoint nor a folder written by `python -m looped_lm export`."
         )
-    look(path)
-    verify(path)
+    _look(path, whole=True)
     try:
         return LoopedLM.load_from_checkpoint(path, map_location="cpu").eval()
     except TypeError as error:
@@ -162,7 +161,16 @@ def _nested(value: Any) -> list[Mapping[str, Any]]:
 
 def recorded_config(path: str | Path) -> dict[str, Any]:
     """The configuration of the run that wrote a checkpoint, where known; empty for exported folders."""
-    return {} if Path(path).is_dir() else look(path).record.get("config") or {}
+    return {} if Path(path).is_dir() else _look(path).record.get("config") or {}
+
+
+def _look(path: str | Path, whole: bool = False) -> Stored:
+    try:
+        if whole:
+            verify_once(path)
+        return look(path)
+    except UserError as error:
+        raise UserError(f"{error} Give a checkpoint of a run, or a folder that `export` wrote.") from error
 
 
 def names_data(path: str | Path) -> bool:
@@ -263,12 +271,8 @@ def _exported_tokenizer(folder: Path, settings: Any, way_out: str) -> TextTokeni
     needed = ("encode", "decode", "serialized", "load")
     if not isinstance(found, type) or not all(callable(getattr(found, method, None)) for method in needed):
         raise UserError(f"{folder}: the tokenizer is {name!r}, which is not a class of tokenizers. {way_out}")
-    try:
+    with _at_hand(f"The tokenizer of {folder}", way_out):
         tokenizer: TextTokenizer = found.load(folder, settings)  # type: ignore[attr-defined]
-    except Exception as error:
-        if not for_users(error):
-            raise
-        raise UserError(f"The tokenizer of {folder} cannot be loaded ({error}). {way_out}") from error
     stored, here = settings.get("sha256"), sha256(tokenizer)
     if stored not in (None, here):
         raise UserError(

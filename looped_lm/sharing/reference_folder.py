@@ -63,15 +63,16 @@ def read_folder(folder: Path, step: int | None, batch_tokens: int) -> tuple[dict
         if not (isinstance(tensors, dict) and all(isinstance(t, torch.Tensor) for t in tensors.values())):
             raise TypeError("the model file holds something other than a mapping of names to tensors")
     except Exception as error:
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(": ")
         raise UserError(
-            f"{model_file} and {meta_file.name} cannot be read ({type(error).__name__}: {str(error).splitlines()[0]}); "
+            f"{model_file} and {meta_file.name} cannot be read ({reason}); "
             "the first must hold tensors only, the second JSON with a model_config."
         ) from error
     if meta.get("step", step) != step:
         raise UserError(f"{meta_file} says that it is of step {meta['step']}, but its name says {step}.")
     try:
         arguments = architecture_from_reference(config)
-    except ValueError as error:
+    except UserError as error:
         raise UserError(f"{meta_file}: {error}") from error
     if config["size"] != arguments["size"]:
         print(
@@ -132,7 +133,7 @@ def write_folder(checkpoint_file: Path, out: Path) -> tuple[int, LoopedTransform
     Raises:
         UserError: it is not a checkpoint, the reference code lacks a component, or `out` cannot be written.
     """
-    checkpoint = load_checkpoint(checkpoint_file)
+    checkpoint = load_checkpoint(checkpoint_file, mmap=True)
     model = load_model(checkpoint_file)
     config, step = config_to_reference(model), int(checkpoint["global_step"])
     # From the file: the module may hold some tensors in another precision.

@@ -58,7 +58,7 @@ class Earlier:
         for name, (config, found) in self._found.items():
             if any(found.get(key, value) != value for key, value in wanted.items()):
                 continue
-            with suppress(UserError, KeyError):
+            with suppress(UserError):
                 # A key that did not exist then has its default of today.
                 if wanted.keys() - found.keys():
                     found = values(resolve_again(config))

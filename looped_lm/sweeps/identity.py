@@ -89,9 +89,10 @@ def _plain(value: Any) -> Any:
 @cache
 def _one_name(path: str) -> str:
     try:
-        return class_path(import_class(path))
-    except (ValueError, AttributeError):
-        # The class is gone, or there never was one.
+        found = import_class(path) if isinstance(path, str) else None
+        return class_path(found) if hasattr(found, "__qualname__") else path
+    except UserError:
+        # The class is gone, or is defined inside a function.
         return path
 
 
@@ -134,13 +135,15 @@ def resolve_again(config: Mapping[str, Any]) -> dict[str, Any]:
     """An earlier version's resolved configuration, with keys that are new today at their defaults.
 
     Raises:
-        UserError: it has keys or classes that no longer exist.
+        UserError: it has keys or classes that no longer exist, or lacks a part.
     """
-    trainer = {k: v for k, v in config["trainer"].items() if k not in _NOT_PARSED_AGAIN}
+    known = {key: config[key] for key in ("seed_everything", "model", "data", "trainer") if key in config}
+    if len(known) < 4:
+        raise UserError(f"The configuration has {', '.join(known) or 'nothing'} only, of what decides a run.")
+    known["trainer"] = {k: v for k, v in known["trainer"].items() if k not in _NOT_PARSED_AGAIN}
     with refusals_raised():
         parser, _ = _parsed((), (BASE.read_bytes(),))
-        known = {key: config[key] for key in ("seed_everything", "model", "data")}
-        return _dumped(parser, parser.parse_object({**known, "trainer": trainer}))
+        return _dumped(parser, parser.parse_object(known))
 
 
 @lru_cache(maxsize=64)

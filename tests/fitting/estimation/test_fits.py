@@ -196,6 +196,17 @@ def test_a_bug_inside_a_law_keeps_its_own_error():
     broken = type("Broken", (Tokens,), {"predict": lambda self, theta, x: theta[:, 7]})
     with pytest.raises(IndexError):
         fit(load_grid(), broken(), starts=40)
+    mistyped = type("Mistyped", (Tokens,), {"bounds": property(lambda self: self.lowest)})
+    with pytest.raises(AttributeError, match="lowest"):
+        fit(load_grid(), mistyped(), starts=40)
+
+
+def test_a_law_without_bounds_is_one_message():
+    form = {name: getattr(Tokens, name) for name in ("name", "param_names", "predict", "gradient")}
+    with pytest.raises(FitError, match=r"tokens has no bounds. Give an array of shape \(3, 2\)"):
+        fit(load_grid(), type("Bare", (Law,), form)(), starts=40)
+    with pytest.raises(FitError, match="no usable bounds"):
+        fit(load_grid(), type("Named", (Tokens,), {"bounds": "ABC"})(), starts=40)
 
 
 def test_constant_losses_are_refused():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,27 @@ def test_the_record_says_what_is_known(tmp_path: Path) -> None:
     assert RunRecord.load(tmp_path / "b.run.json").steps == 900
 
 
+def test_a_fault_of_ours_in_reading_keeps_its_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def faulty(config: Any) -> Any:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr("looped_lm.sharing.reference_folder.architecture_from_reference", faulty)
+    with pytest.raises(ValueError, match="^a bug$"):
+        convert(fixture(tmp_path), tmp_path / "a.ckpt")
+
+
+def test_a_checkpoint_is_read_whole_and_verified_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convert(fixture(tmp_path), tmp_path / "a.ckpt")
+    whole, verified = [], []
+    load, test = torch.load, zipfile.ZipFile.testzip
+    monkeypatch.setattr(torch, "load", lambda *a, **o: (o.get("mmap") or whole.append(a), load(*a, **o))[1])
+    monkeypatch.setattr(zipfile.ZipFile, "testzip", lambda self: (verified.append(self), test(self))[1])
+    main(["--to", "reference", str(tmp_path / "a.ckpt"), "--out", str(tmp_path / "back")])
+    assert len(whole) == len(verified) == 1
+
+
 def test_training_does_not_go_on_without_an_optimizer(tmp_path: Path) -> None:
     config = reference.model_config("additive")
     files, _ = reference.tensors(config)
@@ -143,6 +165,12 @@ def test_files_that_are_missing_or_no_tensors(tmp_path: Path) -> None:
     (folder / "model_001200.pt").write_bytes(b"no checkpoint")
     with pytest.raises(ValueError, match="model_001200.pt and meta_001200.json cannot be read"):
         attempt()
+    meta = (folder / "meta_001200.json").read_text()
+    for path in folder.iterdir():
+        path.write_bytes(b"")
+    with pytest.raises(UserError, match=r"cannot be read \(\w+(: [^\n]+)?\); they hold"):
+        attempt()
+    (folder / "meta_001200.json").write_text(meta)
     # A pickle may run code; weights_only refuses it.
     torch.save({"a": Path("x")}, folder / "model_001200.pt")
     with pytest.raises(ValueError, match="the first must hold tensors only"):

@@ -89,6 +89,17 @@ def test_help_and_missing_options(run_cli: Any, command: str) -> None:
     assert status == 2 and "required" in out
 
 
+def test_a_plain_file_is_one_message_with_a_way_out(run_cli: Any, in_folder: Path) -> None:
+    Path("notes.txt").write_text("mine")
+    for command in (["generate"], ["export", "--out", "m"], ["evaluate"]):
+        status, out = run_cli(*command, "--ckpt", "notes.txt")
+        assert status == 1 and "Traceback" not in out and "mmap" not in out, out
+        assert (
+            "notes.txt cannot be read as a checkpoint" in out
+            and "Give a checkpoint of a run, or a folder" in out
+        )
+
+
 @pytest.mark.parametrize(
     "options, says",
     [

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from looped_lm.common.errors import UserError
-from looped_lm.common.writing import failing_with, new_file, new_folder
+from looped_lm.common.writing import PARTIAL, failing_with, new_file, new_folder
 
 
 def test_a_file_takes_its_place_at_the_end(tmp_path: Path) -> None:
@@ -21,6 +21,16 @@ def test_a_file_takes_its_place_at_the_end(tmp_path: Path) -> None:
         assert path.read_text() == "first"
         raise KeyboardInterrupt
     assert path.read_text() == "first" and list(path.parent.iterdir()) == [path]
+
+
+def test_two_writers_of_one_file_do_not_share_a_name(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    with new_file(path) as one:
+        one.write_text("one")
+        with new_file(path) as other:
+            other.write_text("other")
+        assert path.read_text() == "other" and one.name.endswith(PARTIAL)
+    assert path.read_text() == "one" and list(tmp_path.iterdir()) == [path]
 
 
 def test_a_folder_takes_its_place_at_the_end(tmp_path: Path) -> None:

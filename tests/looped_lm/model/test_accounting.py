@@ -20,6 +20,7 @@ from looped_lm import (
     PassthroughInjection,
     TruncatedBPTT,
 )
+from looped_lm.common.errors import UserError
 from looped_lm.configuration.config_files import SHIPPED
 from looped_lm.model.accounting import (
     count_parameters,
@@ -155,7 +156,7 @@ def test_causal_halves_the_attention_alone() -> None:
 
 
 def test_an_unknown_convention_is_refused() -> None:
-    with pytest.raises(ValueError, match="'halved' is unknown; there are paper, causal"):
+    with pytest.raises(UserError, match="'halved' is unknown; there are paper, causal"):
         flops_per_token(tiny_model(), 16, "halved")
 
 

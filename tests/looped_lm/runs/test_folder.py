@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from looped_lm.common.errors import UserError
+from looped_lm.common.writing import new_file
 from looped_lm.runs import folder as run_folder
 from looped_lm.runs.folder import clean, held, new_version, newest_of_run, versions
 from tests.support.checkpoint_files import stored
@@ -59,7 +60,12 @@ with held(Path({str(tmp_path)!r})):
 def test_only_what_was_being_written_is_removed(tmp_path: Path) -> None:
     for name in ("step=2.ckpt", "step=4.ckpt.partial", "step=2.run.json"):
         (tmp_path / name).write_text("")
-    clean(tmp_path)
+    with new_file(tmp_path / "step=6.ckpt") as aside:
+        aside.write_text("half")
+        clean(tmp_path)
+        assert not aside.exists()
+        aside.write_text("")
+    (tmp_path / "step=6.ckpt").unlink()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step=2.ckpt", "step=2.run.json"]
 
 

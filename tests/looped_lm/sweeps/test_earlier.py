@@ -125,6 +125,27 @@ def test_a_key_that_did_not_exist_then_is_at_its_default(tmp_path: Path, repeat:
     assert Earlier(tmp_path, tmp_path / "records").name(run) == ("mine-00000000" if found else None)
 
 
+def test_a_record_that_lacks_a_part_is_another_run_and_a_fault_of_ours_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run("mine", (), {"data.seed": 0}, {"data.seed": 0})
+    config = resolve(run.arguments())
+    stored(tmp_path, "mine-00000000", {key: config[key] for key in ("model", "data", "trainer")})
+    assert Earlier(tmp_path, tmp_path / "records").name(run) is None
+
+    def faulty(config: Any) -> Any:
+        raise KeyError("ours")
+
+    monkeypatch.setattr("looped_lm.sweeps.identity.resolve_again", faulty)
+    with pytest.raises(KeyError, match="ours"):
+        Earlier(tmp_path, tmp_path / "records").name(run)
+
+
+def test_what_names_no_class_stays_as_it_is() -> None:
+    for path in ("gone.Class", "Class", ".Class", "looped_lm.loop", "math.pi"):
+        assert values({"model": {"class_path": path}}) == {"model": path}
+
+
 def test_a_value_that_differs_is_another_run(tmp_path: Path) -> None:
     run = Run("mine", (), {"model.size": 3}, {"model.size": 3})
     stored(tmp_path, "mine-00000000", resolve(["--model.size=4"]))
