@@ -13,7 +13,8 @@ import torch
 from callbacks.final_validation import is_over
 from looped_lm import LoopedLM
 from looped_lm.common.errors import UserError
-from looped_lm.runs.checkpoint import Stored, in_folder, mend_record
+from looped_lm.runs.checkpoint import Stored, in_folder
+from looped_lm.runs.checkpoint_io import mend_record
 from looped_lm.runs.lightning_internals import NewestCheckpoints, batches_begun, save_now
 
 

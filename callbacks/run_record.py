@@ -19,7 +19,8 @@ from callbacks.telemetry import needed
 from fitting.records import RECORD_SUFFIX, RunRecord
 from looped_lm import LoopedLM
 from looped_lm.common.errors import UserError
-from looped_lm.runs.checkpoint import RECORD_KEY, RecordingCheckpointIO, Stored, mend_record
+from looped_lm.runs.checkpoint import RECORD_KEY, Stored
+from looped_lm.runs.checkpoint_io import RecordingCheckpointIO, mend_record
 from looped_lm.runs.preemption import Preempted
 from looped_lm.training.description import run_record as describe
 from looped_lm.training.devices import hardware

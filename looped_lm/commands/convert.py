@@ -40,7 +40,7 @@ def from_reference(folder: Path, out: Path, step: int | None, batch_tokens: int)
     """Convert a folder of the reference code to a checkpoint with its run record beside it."""
     from fitting.records import RunRecord, record_path
     from looped_lm.common.writing import failing_with
-    from looped_lm.runs.checkpoint import write_checkpoint
+    from looped_lm.runs.checkpoint_io import write_checkpoint
     from looped_lm.sharing.reference_folder import read_folder
 
     record_file = record_path(out)

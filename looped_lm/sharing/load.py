@@ -271,7 +271,7 @@ def _exported_tokenizer(folder: Path, settings: Any, way_out: str) -> TextTokeni
     needed = ("encode", "decode", "serialized", "load")
     if not isinstance(found, type) or not all(callable(getattr(found, method, None)) for method in needed):
         raise UserError(f"{folder}: the tokenizer is {name!r}, which is not a class of tokenizers. {way_out}")
-    with _at_hand(f"The tokenizer of {folder}", way_out):
+    with _available(f"The tokenizer of {folder}", way_out):
         tokenizer: TextTokenizer = found.load(folder, settings)  # type: ignore[attr-defined]
     stored, here = settings.get("sha256"), sha256(tokenizer)
     if stored not in (None, here):

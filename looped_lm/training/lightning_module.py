@@ -19,7 +19,8 @@ from looped_lm.loop.recurrences import FixedRecurrences, RecurrenceSampler, chec
 from looped_lm.model import accounting
 from looped_lm.model.compilation import compile_in_place
 from looped_lm.model.transformer import LoopedTransformer
-from looped_lm.runs.checkpoint import MICRO_BATCHES, compare_tensors, realign, refuse_weights_alone
+from looped_lm.runs.checkpoint import compare_tensors, refuse_weights_alone
+from looped_lm.runs.checkpoint_io import MICRO_BATCHES, realign
 from looped_lm.runs.lightning_internals import is_attached
 from looped_lm.seams import SEAMS, specs
 from looped_lm.training.devices import keeps_embedding_in_bf16

@@ -168,7 +168,7 @@ def test_files_that_are_missing_or_no_tensors(tmp_path: Path) -> None:
     meta = (folder / "meta_001200.json").read_text()
     for path in folder.iterdir():
         path.write_bytes(b"")
-    with pytest.raises(UserError, match=r"cannot be read \(\w+(: [^\n]+)?\); they hold"):
+    with pytest.raises(UserError, match=r"cannot be read \(\w+(: [^\n]+)?\); the first must hold"):
         attempt()
     (folder / "meta_001200.json").write_text(meta)
     # A pickle may run code; weights_only refuses it.

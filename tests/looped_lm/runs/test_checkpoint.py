@@ -13,7 +13,6 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 
 from looped_lm.runs.checkpoint import (
-    RecordingCheckpointIO,
     compare_tensors,
     differences,
     in_folder,
@@ -21,6 +20,7 @@ from looped_lm.runs.checkpoint import (
     newest_whole,
     verify,
 )
+from looped_lm.runs.checkpoint_io import RecordingCheckpointIO
 from tests.support.checkpoint_files import flip, stored
 from tests.support.tiny import tiny_lm
 
