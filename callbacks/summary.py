@@ -16,11 +16,16 @@ from looped_lm import LoopedLM
 OF_THE_RECORD = "d_model num_recurrences seed batch_tokens n_once n_rec flops_per_token steps_planned".split()
 
 
-class RunSummary(L.Callback):
+class _OfRecord(L.Callback):
+    def on_fit_start(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
+        needed(trainer, RunRecordWriter, by=self)
+
+
+class RunSummary(_OfRecord):
     """Prints validation loss, tokens, FLOPs and the paths of checkpoint, run record and event file.
 
     Raises:
-        UserError: training ends, and there is no `RunRecordWriter`.
+        UserError: training starts, and there is no `RunRecordWriter`.
     """
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
@@ -52,8 +57,12 @@ class RunSummary(L.Callback):
         print("\n" + "\n".join(f"{name:<{width}}  {value}" for name, value in lines))
 
 
-class HParams(L.Callback):
-    """Hands every logger the run's settings and final validation loss at the end of training."""
+class HParams(_OfRecord):
+    """Hands every logger the run's settings and final validation loss at the end of training.
+
+    Raises:
+        UserError: training starts, and there is no `RunRecordWriter`.
+    """
 
     def on_train_end(self, trainer: L.Trainer, pl_module: LoopedLM) -> None:
         record = needed(trainer, RunRecordWriter, by=self).record(trainer, pl_module)

@@ -93,10 +93,22 @@ CASES = [
     Case(
         "binary config", "fit --config own.yaml", "is not YAML", lambda w: w.write("own.yaml", b"\xff\xfe\x00a")
     ),
+    *[
+        Case(f"{section} is {value}", "fit --config own.yaml", f"for {section}, which maps keys", lambda w, line=f"{section}: {value}": w.write("own.yaml", line))
+        for section, value in (("model", "null"), ("model", "[1]"), ("trainer", "null"))
+    ],
     Case("unknown command", "train --config r4.yaml", "Commands: fit"),
     fit("unknown key", "--model.sise=3", "Did you mean 'model.size'"),
     fit("unknown class", "--model.lanes=HyperLanes", "HyperConnectionLanes"),
     fit("unknown argument of a class", "--data.seq_length=3", "Did you mean 'seq_len'"),
+    fit("argument of a class that takes none", "--model.injection.d_model=3", "Keys: none"),
+    fit("null for a number of a callback", "--callbacks.Checkpoints.keep=null", "Got value: None"),
+    fit("null for a number of an optimizer", "--model.optimizer.momentum=null", "Got value: None"),
+    fit("null for a number of the data", "--data.num_workers=null", "Got value: None"),
+    fit("rate that torch refuses", "--model.optimizer=torch.optim.AdamW --model.optimizer.lr=-1", "AdamW: Invalid learning rate"),
+    fit("logger without its package", "--trainer.logger=lightning.pytorch.loggers.CometLogger", "CometLogger: "),
+    fit("negative seed", "--seed_everything=-1", "seed_everything: -1"),
+    fit("text for devices", "--trainer.devices=x", "devices"),
     fit("text for a number", "--model.size=big", "Given value: big"),
     fit("run name is a path", "--run_name=../escape", "is a path"),
     fit("no GPU here", "--trainer.accelerator=gpu --trainer.devices=99", "accelerator auto|devices"),
@@ -158,6 +170,11 @@ CASES = [
         "validate a damaged checkpoint", "validate --ckpt_path=CKPT", "truncated", lambda w: cut(w.checkpoint)
     ),
     fit("checkpoint of another model", "--ckpt_path=CKPT --model.size=2", "size: 1 in the checkpoint, 2"),
+    fit(
+        "checkpoint of another optimizer",
+        "--ckpt_path=CKPT --model.horizon.steps=6 --model.optimizer=torch.optim.SGD",
+        "'looped_lm.MuonH' in the checkpoint, 'torch.optim.sgd.SGD' here",
+    ),
     fit("checkpoint of a run that is complete", "--ckpt_path=CKPT", "nothing is left to train"),
     fit(
         "checkpoint of other data",
@@ -166,6 +183,7 @@ CASES = [
     ),
     fit("--resume and --ckpt_path", "--resume=auto --ckpt_path=CKPT", "Leave one out"),
     fit("--resume of no run", "--resume=nowhere", "not a run's folder with a whole checkpoint"),
+    fit("--resume of a folder above the run's", "--resume=runs/r4", "Give runs/NAME/version_N"),
     fit("--resume with another seed", "--resume=auto --seed_everything=7", "that is another run"),
     Case("--resume for validate", "validate --ckpt_path=CKPT --resume=auto", "resume is for fit"),
     # ---- where results go

@@ -37,6 +37,14 @@ class Parser(LightningArgumentParser):
         words = callback_settings.written_as_mapping(list(sys.argv[1:] if args is None else args))
         return super().parse_args(words, *rest, **kwargs)
 
+    def validate(self, namespace: Any, skip_unset: bool = True, *rest: Any, **kwargs: Any) -> None:
+        try:
+            # A parser takes null for "not given", whatever the type.
+            super().validate(namespace, False, *rest, **kwargs)
+        except TypeError:
+            super().validate(namespace, skip_unset, *rest, **kwargs)
+            raise
+
     def dump(self, cfg: Any, **kwargs: Any) -> str:
         """What --print_config shows: the configuration that would run.
 
@@ -50,7 +58,7 @@ class Parser(LightningArgumentParser):
         """Build what a configuration describes.
 
         Its values have been checked, so an exception comes from a constructor and keeps its type and line. The parser
-        alone would take it for a value of the wrong type.
+        alone would take it for a value of the wrong type. What torch's and Lightning's own classes raise is a refusal.
         """
         raised: list[Exception] = []
 
@@ -59,6 +67,10 @@ class Parser(LightningArgumentParser):
                 return component(*args, **settings)
             except Exception as error:
                 raised.append(error)
+                others = component.__module__.startswith(("torch.", "lightning."))
+                if others and isinstance(error, ValueError | ImportError):
+                    raised[-1] = UserError(f"{component.__name__}: {error}")
+                    raise raised[-1] from error
                 raise
 
         try:
@@ -79,7 +91,7 @@ def _innermost(message: str) -> str:
 
 def _closest(name: str, names: Iterable[str], what: str) -> str:
     names = sorted(set(names))
-    return f"{did_you_mean(name, names, cutoff=0.5)} {what}: {', '.join(names)}.".strip()
+    return f"{did_you_mean(name, names, cutoff=0.5)} {what}: {', '.join(names) or 'none'}.".strip()
 
 
 def _existing_keys(message: str, parser: LightningArgumentParser) -> str:

@@ -135,7 +135,7 @@ def _mapping(key: str, given: Any) -> dict[str, Any]:
 
 def _named(name: str, entries: list[Namespace]) -> Namespace:
     names = [entry.class_path.rpartition(".")[2] for entry in entries]
-    found = [e for e, n in zip(entries, names, strict=True) if name in (n, e.class_path)]
+    found = [e for e, n in zip(entries, names, strict=True) if n == name]
     if len(found) == 1:
         return found[0]
     if found:

@@ -24,7 +24,8 @@ def resolve_config(name: str) -> str:
     """Path of a config file, given by its path, or by the bare name of a file here or else of a shipped one.
 
     Raises:
-        UserError: there is no such file (the message lists the shipped ones), or it is not a YAML mapping.
+        UserError: there is no such file (the message lists the shipped ones), or it is not a YAML mapping, or its model
+            or trainer is none.
     """
     path = Path(name)
     if not path.is_file():
@@ -45,6 +46,9 @@ def resolve_config(name: str) -> str:
         raise UserError(
             f"Config {path} is {what}; a configuration maps keys such as model, data and trainer."
         )
+    for key in ("model", "trainer"):
+        if not isinstance(content.get(key, {}), dict | str):
+            raise UserError(f"Config {path} has {content[key]!r} for {key}, which maps keys to values.")
     return name
 
 

@@ -150,10 +150,16 @@ class LoopedCLI(LightningCLI):
             if init_args is not None and "name" in init_args and init_args.name is None:
                 init_args.name = config.run_name
 
+    def _set_seed(self) -> None:
+        try:
+            super()._set_seed()
+        except ValueError as error:
+            raise UserError(f"seed_everything: {error}.") from error
+
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         try:
             return super().instantiate_trainer(**kwargs)
-        except (ValueError, RuntimeError, MisconfigurationException) as error:
+        except (TypeError, ValueError, RuntimeError, MisconfigurationException) as error:
             # Lightning says what is wrong in terms of its own code, and not what to do.
             message = str(error)
             twice = re.search(r"more than one stateful callback of type `(\w+)`", message)

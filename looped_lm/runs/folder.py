@@ -176,12 +176,6 @@ class RunFolder:
             self._go_on_from(look(ckpt_path))
 
     def _find_in(self, folder: Path) -> None:
-        if folder.is_dir() and folder.resolve().parent != self._root.resolve():
-            run, place = folder.resolve().parent.name, folder.parent.parent
-            raise UserError(
-                f"resume {str(folder)!r} belongs to another run; this one writes into {self._root}: give --run_name "
-                f"{run}, and {place} as the logger's save_dir."
-            )
         self.folder = folder
         self.checkpoint, self.damaged = newest_whole(folder / CHECKPOINTS)
         if self.checkpoint is None:
@@ -189,6 +183,12 @@ class RunFolder:
             raise UserError(
                 f"resume {str(folder)!r} is not a run's folder with a whole checkpoint in its {CHECKPOINTS}/. Give "
                 f"runs/NAME/version_N, or auto.{why}"
+            )
+        if folder.resolve().parent != self._root.resolve():
+            run, place = folder.resolve().parent.name, folder.parent.parent
+            raise UserError(
+                f"resume {str(folder)!r} belongs to another run; this one writes into {self._root}: give --run_name "
+                f"{run}, and {place} as the logger's save_dir."
             )
 
     def _go_on_from(self, given: Stored) -> None:

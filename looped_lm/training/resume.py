@@ -36,7 +36,7 @@ def changed_recipe(checkpoint: dict[str, Any], hparams: Mapping[str, Any]) -> li
     """How the way of training that `hparams` describe differs from the checkpoint's.
 
     Raises:
-        UserError: the model differs, too; every difference is named.
+        UserError: the model differs; every such difference is named.
     """
     stored = {**BEFORE, **before(), **checkpoint["hyper_parameters"]}
     changed = differences(stored, hparams)
@@ -44,7 +44,7 @@ def changed_recipe(checkpoint: dict[str, Any], hparams: Mapping[str, Any]) -> li
     if len(recipe) < len(changed):
         raise UserError(
             "The configuration describes another model than the checkpoint:\n"
-            + "\n".join(f"  {d}" for d in changed)
+            + "\n".join(f"  {d}" for d in changed if d not in recipe)
             + "\nGive the checkpoint's own configuration (config.yaml in its run folder), or use "
             "LoopedLM.load_from_checkpoint."
         )
@@ -65,8 +65,10 @@ def use_own_recipe(
     Raises:
         UserError: the optimizer is of another class, which cannot use the state.
     """
-    if any(d.key == "optimizer.class_path" for d in recipe):
-        raise UserError(f"The checkpoint holds the state of another class of optimizer:\n  {recipe[0]}")
+    for d in recipe:
+        if d.key == "optimizer.class_path":
+            told = f"The checkpoint holds the state of another class of optimizer:\n  {d}\n"
+            raise UserError(f"{told}Give the optimizer it was trained with, or start a run of its own.")
     listing = "\n".join(f"  {d}" for d in recipe)
     say(trainer, f"The recipe differs from the checkpoint's; the one given here is used:\n{listing}")
     groups = own.param_groups

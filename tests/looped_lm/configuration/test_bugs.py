@@ -26,6 +26,10 @@ class Constructor(LinearInjection):
     def __init__(self, d_model: int):
         raise TypeError("a bug of mine")
 
+class Needs(LinearInjection):
+    def __init__(self, d_model: int, gate: float):
+        super().__init__(d_model)
+
 class Forward(LinearInjection):
     def forward(self, e, s, i):
         raise ValueError("a bug of mine")
@@ -120,6 +124,7 @@ def test_an_import_that_fails_inside_a_users_module_shows_where(
     "options, says",
     [
         (["--model.injection=own_parts.Nothing"], "module 'own_parts' has no attribute 'Nothing'"),
+        (["--model.injection=own_parts.Needs"], "the following arguments are required: gate"),
         (["--model.injection=no_such_module.Own"], "No module named 'no_such_module'"),
         (["--trainer.callbacks+=own_parts.Started", "--trainer.callbacks.every=3"], "every"),
     ],

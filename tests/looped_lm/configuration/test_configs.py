@@ -256,3 +256,4 @@ def test_dropping_a_required_callback_is_named(run_cli: Any, in_folder: Path, ti
     (in_folder / "own.yaml").write_text("trainer:\n  callbacks:\n    - class_path: callbacks.RunSummary\n")
     status, out = run_cli("fit", "--config", "own.yaml", *tiny_options(tiny_data_dir))
     assert status == 1 and "needs callbacks.RunRecordWriter" in out and "`trainer.callbacks+` appends" in out
+    assert not list(in_folder.rglob("*.ckpt")), "refused after training"
