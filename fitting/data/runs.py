@@ -88,7 +88,8 @@ class Runs:
     def n_at_r1(self) -> np.ndarray:
         """N of the r=1 model of the same width and effective depth, taken from an r=1 run of the table if there is one.
 
-        Else it is (prelude + r·recurrent + coda) layers of 12d² + 2d and three norms of d; NaN for unknown layers.
+        Otherwise the block is unrolled and the injection left out: (prelude + r·recurrent + coda) layers of 12d² + 2d
+        and three norms of d; NaN for unknown layers.
         """
         depth = self.prelude_layers + self.r * self.recurrent_layers + self.coda_layers
         unrolled = depth * (12 * self.d_model**2 + 2 * self.d_model) + 3 * self.d_model

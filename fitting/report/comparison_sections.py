@@ -23,10 +23,11 @@ def comparison_sections(found: Comparison) -> list[Section]:
 
 def mean_channels(found: Comparison) -> dict[float, dict[str, float]]:
     """r -> the mean of every channel over its matched runs, nats."""
-    return {
-        r: {name: fmean(getattr(row, name) for row in found.channels if row.r == r) for name in CHANNELS}
-        for r in sorted({row.r for row in found.channels})
-    }
+    means = {}
+    for r in sorted({row.r for row in found.channels}):
+        rows = [row for row in found.channels if row.r == r]
+        means[r] = {name: fmean(getattr(row, name) for row in rows) for name in CHANNELS}
+    return means
 
 
 def _estimates(found: Comparison) -> Section:

@@ -47,14 +47,16 @@ class PaperRefit:
 
 @dataclass(frozen=True)
 class Distance:
-    """The published phi with its interval, and how far another fit's phi is from it, as in `PaperRefit`."""
+    """The published phi with its interval, and how far another fit's phi is from it and from that of `refit`."""
 
     phi: float
     split: str
     interval: tuple[float, float]
     source: str
     difference: float
+    """The other fit's phi minus the published one."""
     inside_interval: bool | None
+    """Whether the other fit's recommended interval holds the published phi; None without an interval."""
     refit: PaperRefit | Refused
 
 

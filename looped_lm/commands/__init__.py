@@ -1,0 +1,1 @@
+"""Commands with code of their own, a module each; see `looped_lm.cli`."""

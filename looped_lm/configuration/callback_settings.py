@@ -34,7 +34,7 @@ class Settings:
 
     def __call__(self, value: Any) -> Any:
         if isinstance(value, str):
-            value = yaml.safe_load(value)
+            value = _content("callbacks", value)
         if not isinstance(value, Mapping):
             return value
         return Namespace({n: Namespace(v) if isinstance(v, Mapping) else v for n, v in value.items()})
@@ -58,7 +58,7 @@ def written_as_mapping(args: list[str]) -> list[str]:
     """Arguments with every `--callbacks.NAME.SETTING VALUE` as `--callbacks {NAME: {SETTING: VALUE}}`.
 
     Raises:
-        UserError: an option that would reach whichever callback comes last in trainer.callbacks.
+        UserError: no value, or no YAML; an option that would reach whichever callback comes last in trainer.callbacks.
     """
     words, rest, listed = [], iter(args), False
     for word in rest:
@@ -71,14 +71,24 @@ def written_as_mapping(args: list[str]) -> list[str]:
                 f"--callbacks.Checkpoints.{setting}."
             )
         if flag.startswith("--callbacks."):
-            value = value if equals else next(rest, "null")
+            value = value if equals else next(rest, "")
+            if not value or (value.startswith("--") and not equals):
+                raise UserError(f"{flag} has no value: give one after it, or null, as in {flag} null.")
             name, _, setting = flag.removeprefix("--callbacks.").partition(".")
             # A number stays as it is written: the parser reads 1e-3, which YAML alone takes for text.
-            content = yaml.safe_load(value)
+            content = _content(flag, value)
             words.append(f"--callbacks={json.dumps({name: {setting: content} if setting else content})}")
         else:
             words.append(word)
     return words
+
+
+def _content(option: str, value: str) -> Any:
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{option} is {value!r}, which is not YAML: {reason}") from error
 
 
 def settle(config: Namespace, parser: Any) -> Namespace:

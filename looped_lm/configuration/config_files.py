@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -16,7 +17,7 @@ from looped_lm.common.text import did_you_mean
 SHIPPED = Path(__file__).resolve().parents[2] / "configs"
 BASE = SHIPPED / "base.yaml"
 _FLAGS = ("--config", "-c")
-#: What every architecture config states, with or without axes of `looped_lm.seams`, and never with a scale.
+#: What every architecture config states, with or without axes of `looped_lm.seams`.
 LAYOUT = ("prelude_layers", "recurrent_layers", "coda_layers", "num_recurrences")
 
 
@@ -58,7 +59,8 @@ def resolve_arguments(args: list[str]) -> list[str]:
     A launcher of several processes runs the command line again, so resolving twice must change nothing.
 
     Raises:
-        UserError: a config does not exist, or several describe an architecture, as base.yaml after one does.
+        UserError: a config does not exist; several describe an architecture, as base.yaml after one does; or one
+            before an architecture sets an axis that the architecture does not state.
     """
     resolved: list[str] = []
     for before, arg in zip(["", *args], args, strict=False):
@@ -71,29 +73,53 @@ def resolve_arguments(args: list[str]) -> list[str]:
     base = ["--config", str(BASE)]
     resolved = resolved if resolved[:2] == base else base + resolved
     # Each states what it changes in base.yaml: a second would keep whatever only the first states.
-    found: list[Path] = []
+    first: Path | None = None
+    set_by: dict[str, Path] = {}
     for path in _config_files(resolved)[1:]:
-        if is_architecture(path) or (path == BASE and found):
-            found.append(path)
-    if len(found) > 1:
-        raise UserError(
-            f"{found[0].name} and {found[1].name} each describe a whole architecture, and a run has one: what "
-            f"{found[1].name} does not state would be left as {found[0].name} has it. Give one of them and change "
-            "single keys (--model.KEY VALUE), or copy what you want of both into one file."
-        )
+        axes, architecture = _axes(path), is_architecture(path)
+        if first and architecture:
+            raise UserError(
+                f"{first.name} and {path.name} each describe a whole architecture, and a run has one: what "
+                f"{path.name} does not state would be left as {first.name} has it. Give one of them and change "
+                "single keys (--model.KEY VALUE), or copy what you want of both into one file."
+            )
+        if architecture and (kept := sorted(set_by.keys() - axes)):
+            before = set_by[kept[0]].name
+            raise UserError(
+                f"{path.name} states only what differs from base.yaml, so model.{kept[0]} would be left as {before} "
+                f"before it has it. Give {path.name} first, and {before} after it where that is what you want."
+            )
+        if path.resolve() == BASE:
+            set_by.clear()
+        else:
+            set_by |= dict.fromkeys(axes, path)
+            first = path if architecture else first
     return resolved
 
 
 def is_architecture(path: Path) -> bool:
-    """Whether a config file describes an architecture: the whole layout, axes of the loop, and nothing else.
+    """Whether a config file describes an architecture: the whole layout, with an axis of the loop or nothing else.
 
     Other files, which set a width, part of a layout or single axes, change the architecture before them.
     """
+    content, model = _stated(path)
+    if not set(LAYOUT) <= set(model):
+        return False
+    return bool(_axes(path)) or (set(content) == {"model"} and set(model) == set(LAYOUT))
+
+
+def _axes(path: Path) -> set[str]:
+    """The axes of the loop that a config file sets."""
     from looped_lm.seams import SEAMS
 
+    return set(SEAMS) & set(_stated(path)[1])
+
+
+def _stated(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a config file holds, and what it holds under `model`."""
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    model = content.get("model") if set(content) == {"model"} else None
-    return isinstance(model, dict) and set(LAYOUT) <= set(model) <= {*LAYOUT, *SEAMS}
+    model = content.get("model")
+    return content, model if isinstance(model, dict) else {}
 
 
 def _config_files(args: Sequence[str]) -> list[Path]:

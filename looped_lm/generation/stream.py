@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -144,14 +145,17 @@ def stream(
             logits = decoder.logits(live)[:, :vocab_size]
         tokens = sampling.choose(logits, generators)
         log_probs = logits.log_softmax(dim=-1).gather(-1, tokens[:, None])[:, 0]
-        columns = (tokens.tolist(), log_probs.tolist(), decoder.recurrences.tolist())
         alive = live.tolist()
-        yield Step(*([x if a else None for x, a in zip(c, alive, strict=True)] for c in columns))
+        yield Step(_of_live(tokens, alive), _of_live(log_probs, alive), _of_live(decoder.recurrences, alive))
         decoder.append(tokens)
         if stop_token is not None:
             live = live & (tokens != stop_token)
             if not bool(live.any()):
                 return
+
+
+def _of_live(column: Tensor, alive: list[bool]) -> list[Any]:
+    return [x if lives else None for x, lives in zip(column.tolist(), alive, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -165,9 +169,16 @@ class Generated:
     @classmethod
     def collect(cls, steps: Iterator[Step]) -> Generated:
         """All steps of a stream."""
-        columns = zip(*((s.tokens, s.log_probs, s.recurrences) for s in steps), strict=True)
-        by_row = (zip(*column, strict=True) for column in columns)
-        return cls(*([[x for x in row if x is not None] for row in rows] for rows in by_row))
+        every = list(steps)
+        return cls(
+            _by_row([step.tokens for step in every]),
+            _by_row([step.log_probs for step in every]),
+            _by_row([step.recurrences for step in every]),
+        )
+
+
+def _by_row(by_step: list[list[Any]]) -> list[list[Any]]:
+    return [[x for x in row if x is not None] for row in zip(*by_step, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -184,7 +195,10 @@ class Drift:
 
 @torch.inference_mode()
 def drift(decoder: Decoder, generated: Generated, vocab_size: int | None = None) -> Drift:
-    """Compare with one pass of all recurrences over each whole row; `vocab_size` as in `stream`."""
+    """Compare what `decoder` generated with one pass over each whole row, without cache and with all recurrences.
+
+    `vocab_size` is as in `stream`.
+    """
     differences: list[Tensor] = []
     for row, length, new, stored in zip(
         decoder.tokens, decoder.lengths, generated.tokens, generated.log_probs, strict=True

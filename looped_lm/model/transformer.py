@@ -70,7 +70,8 @@ class LoopedTransformer(Component, nn.Module):
     Args:
         vocab_size: number of tokens V; tables are padded to a multiple of 64, logits are cut back to V.
         seq_len: tokens of context T in training.
-        size: width in units of 64: d_model = 64·size, rounded up to a multiple of `head_dim`.
+        size: width in units of 64, whole numbers in the paper: d_model = 64·size, rounded up to a multiple of
+            `head_dim`.
         head_dim: size of one attention head (128 in the paper).
         n_kv_heads: key/value heads for grouped-query attention; None means as many as query heads.
         prelude_layers: layers that run once before the loop.

@@ -21,7 +21,8 @@ MICRO_BATCHES = "micro_batches_per_step"
 class RecordingCheckpointIO(WrappingCheckpointIO):
     """Writes checkpoints whole or not at all, and writes and removes the record beside each.
 
-    A record is written after its checkpoint and removed before it, so there is never a record without one.
+    A checkpoint is written aside and renamed once it is on the disk: a process killed at any moment leaves only whole
+    ones. A record is written after its checkpoint and removed before it, so there is never a record without one.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, *args: Any, **kwargs: Any) -> None:

@@ -60,7 +60,8 @@ def requeue_job() -> str | None:
     if job is None:
         return None
     if array := os.environ.get("SLURM_ARRAY_JOB_ID"):
-        # `SLURM_JOB_ID` differs from task to task, and the array's id alone would requeue all of them.
+        # A task is named by the array's id and its own: `SLURM_JOB_ID` differs from task to task, and the array's id
+        # alone would requeue all of them.
         job = f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}"
     try:
         asked = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True)

@@ -55,12 +55,13 @@ def identity(config_values: Mapping[str, Any], axes: Collection[str]) -> dict[st
     # An axis may be written with class_path and init_args in it.
     axes = {axis.replace(".init_args", "").removesuffix(".class_path") for axis in axes}
     earlier = values({"model": {**BEFORE, **before()}})
-    return {
-        key: value
-        for key, value in config_values.items()
-        if (_within(key, axes) or _within(key, IDENTITY) and key not in NOT_IDENTITY)
-        and not (key in earlier and earlier[key] == value)
-    }
+    found = {}
+    for key, value in config_values.items():
+        counts = _within(key, axes) or (_within(key, IDENTITY) and key not in NOT_IDENTITY)
+        as_before = key in earlier and earlier[key] == value
+        if counts and not as_before:
+            found[key] = value
+    return found
 
 
 def _within(key: str, keys: Collection[str]) -> bool:

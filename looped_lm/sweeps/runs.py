@@ -50,7 +50,7 @@ class Run:
 
     @cached_property
     def hash(self) -> str:
-        """Eight hexadecimal digits that follow from what is trained."""
+        """Eight hexadecimal digits that follow from what is trained; `data.data_dir` counts as it is written."""
         content = json.dumps(self.identity, sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:8]
 
@@ -61,7 +61,8 @@ class Run:
         for key in self.named_by:
             name = key.rpartition(".")[2]
             value = Path(text(self.axes[key]).replace("e+", "e")).name.rpartition("looped_lm.")[2]
-            names.append(f"{name}={''.join(c if c.isalnum() or c in '._-' else '_' for c in value)[:40]}")
+            safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in value)
+            names.append(f"{name}={safe[:40]}")
         return "-".join([*names, self.hash])
 
     def arguments(self) -> list[str]:

@@ -47,7 +47,8 @@ class LoopedLM(L.LightningModule):
         transfer: learning rates per role.
         schedule: learning-rate multiplier over the steps.
         optimizer: factory of the optimizer from parameter groups that carry `role` and `lr`.
-        recurrences: factory `num_recurrences -> RecurrenceSampler` of the counts that training steps run.
+        recurrences: factory `num_recurrences -> RecurrenceSampler` of the counts that training steps run, or class_path
+            and init_args.
         val_every_steps: optimizer steps between validations; None validates at the end only.
         eval_recurrences: recurrences of validate, test and predict; None: the model's `num_recurrences`, which a fit
             always validates with.
@@ -313,8 +314,6 @@ class LoopedLM(L.LightningModule):
         self.due_validation.load(self.trainer, checkpoint)
         realign(checkpoint, self.trainer.accumulate_grad_batches, self.trainer.datamodule)  # type: ignore[attr-defined]
         if recipe:
-            own, multiplier = (
-                self.configure_optimizers()["optimizer"],
-                self._multiplier(checkpoint["global_step"]),
-            )
+            own = self.configure_optimizers()["optimizer"]
+            multiplier = self._multiplier(checkpoint["global_step"])
             use_own_recipe(checkpoint, recipe, own, multiplier, self.trainer)

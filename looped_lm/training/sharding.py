@@ -82,7 +82,10 @@ def stacks_of(groups: Sequence[dict[str, Any]]) -> list[Stack]:
 
 
 def share_out(stacks: Sequence[Stack], world_size: int) -> None:
-    """Give every matrix, the costliest first, to the process with the least work so far (Graham, 1969)."""
+    """Give every matrix to one process, so that all have about the same FLOPs; every process finds the same shares.
+
+    The costliest come first, each to the process with the least work so far (Graham, 1969).
+    """
     loads = [0] * world_size
     for stack in sorted(stacks, key=lambda stack: -stack.flops):
         stack.shares = [[] for _ in range(world_size)]

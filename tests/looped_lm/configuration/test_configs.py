@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,6 @@ def test_an_architecture_takes_scales_and_single_keys_on_top(in_folder: Path) ->
     files = {
         "axis.yaml": {"model": {"injection": "my.Injection", "num_recurrences": 6}},
         "small.yaml": {"model": {**layout, "size": 1}},
-        "whole.yaml": {"model": {**layout, "injection": "my.Injection"}, "data": {}},
     }
     for name, content in files.items():
         (in_folder / name).write_text(yaml.safe_dump(content))
@@ -122,10 +122,24 @@ def test_an_architecture_takes_scales_and_single_keys_on_top(in_folder: Path) ->
     resolve_arguments(["--config", "base.yaml", "--config", "r4_hc.yaml"])
     with pytest.raises(UserError, match="r4_hc.yaml and base.yaml each describe"):
         resolve_arguments(["--config", "r4_hc.yaml", "--config", "base.yaml"])
-    # One of a user's own counts like a shipped one.
-    (in_folder / "mine.yaml").write_text(yaml.safe_dump({"model": {**layout, "lanes": "my.Lanes"}}))
-    with pytest.raises(UserError, match="r4.yaml and mine.yaml each describe"):
-        resolve_arguments(["--config", "r4.yaml", "--config", "mine.yaml"])
+    # One of a user's own counts like a shipped one, whatever else it holds.
+    for more in ({}, {"size": 1}):
+        mine = {"model": {**layout, "lanes": "my.Lanes", **more}, "data": {}}
+        (in_folder / "mine.yaml").write_text(yaml.safe_dump(mine))
+        for first, second in (("r4.yaml", "mine.yaml"), ("mine.yaml", "r4.yaml")):
+            with pytest.raises(UserError, match=f"^{first} and {second} each describe"):
+                resolve_arguments(["--config", first, "--config", second])
+
+
+def test_an_architecture_after_a_file_that_sets_an_axis_is_refused_by_name(in_folder: Path) -> None:
+    """It would keep that axis in silence, unless it states the axis itself."""
+    (in_folder / "axis.yaml").write_text(yaml.safe_dump({"model": {"injection": "my.Injection"}}))
+    with pytest.raises(UserError, match="model.injection would be left as axis.yaml .* Give r8.yaml first"):
+        resolve_arguments(["--config", "axis.yaml", "--config", "nano.yaml", "--config", "r8.yaml"])
+    resolve_arguments(["--config", "axis.yaml", "--config", "r8_hc.yaml"])
+    # base.yaml, however its path is written, sets every axis back.
+    for base in ("base.yaml", os.path.relpath(SHIPPED / "base.yaml")):
+        resolve_arguments(["--config", "axis.yaml", "--config", base, "--config", "r8.yaml"])
 
 
 def test_commands_and_sweeps_say_so(run_cli: Any, in_folder: Path) -> None:
