@@ -62,7 +62,6 @@ def test_fitting_reads_the_run(run: tuple[Path, str]) -> None:
 
 
 def test_the_event_file_holds_the_curves_and_the_hparams(run: tuple[Path, str]) -> None:
-    """F23."""
     folder, _ = run
     events = EventAccumulator(
         str(only(folder, "events.out.tfevents.*")), size_guidance={"scalars": 0}
@@ -105,7 +104,6 @@ def test_validate_reproduces_the_stored_loss_exactly(run: tuple[Path, str], run_
 
 
 def test_the_checkpoint_alone_rebuilds_the_model(run: tuple[Path, str]) -> None:
-    """F22, F19."""
     folder, _ = run
     path = newest(folder, "*.ckpt")
     lm = LoopedLM.load_from_checkpoint(path, map_location="cpu", weights_only=True)
@@ -152,7 +150,7 @@ def test_a_resumed_run_ends_where_the_uninterrupted_one_does(
 
 
 def test_two_processes_equal_one(run_cli: Any, in_folder: Path, tiny_data_dir: Path) -> None:
-    """F3: with the Trainer's own launcher, losses, tokens and FLOPs count all ranks."""
+    """With the Trainer's own launcher, losses, tokens and FLOPs count all ranks."""
     options = ["--config", "r4_hc.yaml", *tiny_options(tiny_data_dir), "--model.batch_tokens=64"]
     status, out = run_cli("fit", *options, "--run_name=one")
     assert status == 0, out

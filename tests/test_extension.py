@@ -22,47 +22,74 @@ import fitting
 import looped_lm
 from fitting import Inputs, Law, fit, load_grid
 from looped_lm import LoopedLM
+from looped_lm.seams import SEAMS
 from tests.support.cli_options import tiny_options
 from tests.support.own_components import GatedInjection, MeanLane, SignDescent
 
 OWN = GatedInjection.__module__
 D = 64
+#: Parameters of a layer, and the FLOPs per token of its attention over 16 tokens.
+LAYER, ATTENTION = 12 * D**2 + 2 * D, 4 * D * 16
+#: FLOPs per token around the loop of the layout 2-4-2: prelude, coda and head, forward and backward.
+AROUND = 3 * (2 * 4 * LAYER + 4 * ATTENTION + 2 * D * 320)
 GRID = Path(fitting.__file__).parent / "published" / "iso_depth_grid.csv"
 
 
-SEAMS: Mapping[str, tuple[str, dict[str, Any]]] = {
+Components = Mapping[str, tuple[str, dict[str, Any]]]
+TOGETHER: Components = {
     "injection": ("GatedInjection", {"gate": 0.5}),
     "lanes": ("MeanLane", {"weight": 0.25}),
     "bptt": ("LastRecurrence", {}),
     "optimizer": ("SignDescent", {"scale": 2.0}),
 }
+OTHERS: Components = {
+    "residual": ("LayerScale", {"start": 0.2}),
+    "recurrences": ("Counts", {"counts": [2, 4]}),
+}
+
+
+def trained(run_cli: Any, folder: Path, data: Path, own: Components) -> dict[str, Any]:
+    """The record of two steps with these components, which it must name with their arguments."""
+    options = tiny_options(data, steps=2)
+    for key, (name, init_args) in own.items():
+        options.append(f"--model.{key}={OWN}.{name}")
+        options += [f"--model.{key}.{k}={v}" for k, v in init_args.items()]
+    status, out = run_cli("fit", "--config", "r4.yaml", *options)
+    assert status == 0, out
+    (path,) = folder.glob("runs/r4/version_0/checkpoints/*.run.json")
+    record: dict[str, Any] = json.loads(path.read_text())
+    for key, (name, init_args) in own.items():
+        spec = record["components"][key]
+        assert spec["class_path"] == f"{OWN}.{name}"
+        assert {k: spec["init_args"][k] for k in init_args} == init_args
+    return record
+
+
+def test_every_axis_has_a_component_of_ones_own() -> None:
+    assert {*SEAMS, "optimizer"} == {*TOGETHER, *OTHERS}
+
+
+def test_a_residual_and_a_sampler_of_ones_own_train_by_class_path(
+    run_cli: Any, in_folder: Path, tiny_data_dir: Path
+) -> None:
+    record = trained(run_cli, in_folder, tiny_data_dir, OTHERS)
+    # Four layers of two branches, and a matrix and a gain for each branch.
+    block = 4 * (LAYER + 2 * (D * D + D))
+    assert record["parameters"]["block"] == block
+    # A step of 2 recurrences and one of 4, all with gradients: 3 each on average.
+    recurrence = 2 * block + 4 * ATTENTION + 2 * (2 * D * D)
+    assert record["flops_per_token"] == AROUND + 3 * 3 * recurrence
 
 
 def test_components_of_ones_own_train_by_class_path(
     run_cli: Any, in_folder: Path, tiny_data_dir: Path
 ) -> None:
-    options = tiny_options(tiny_data_dir, steps=2)
-    for key, (name, init_args) in SEAMS.items():
-        options.append(f"--model.{key}={OWN}.{name}")
-        options += [f"--model.{key}.{k}={v}" for k, v in init_args.items()]
-    status, out = run_cli("fit", "--config", "r4.yaml", *options)
-    assert status == 0, out
-
-    (path,) = in_folder.glob("runs/r4/version_0/checkpoints/*.run.json")
-    record = json.loads(path.read_text())
-    for key, (name, init_args) in SEAMS.items():
-        spec = record["components"][key]
-        assert spec["class_path"] == f"{OWN}.{name}"
-        assert {k: spec["init_args"][k] for k in init_args} == init_args
+    record = trained(run_cli, in_folder, tiny_data_dir, TOGETHER)
     assert record["parameters"]["injection"] == D * D + D and record["parameters"]["lanes"] == 1
 
-    # Layout 2-4-2, r = 4, one recurrence with gradients: 6 + 3·2 FLOPs per parameter of the block.
-    layer = 12 * D**2 + 2 * D
-    attention = 4 * D * 16
-    recurrence = 2 * 4 * layer + 4 * attention + 2 * (D * D + D)
-    assert (
-        record["flops_per_token"] == 3 * (2 * 4 * layer + 4 * attention + 2 * D * 320) + (3 + 3) * recurrence
-    )
+    # r = 4, one recurrence with gradients: 6 + 3·2 FLOPs per parameter of the block.
+    recurrence = 2 * 4 * LAYER + 4 * ATTENTION + 2 * (D * D + D)
+    assert record["flops_per_token"] == AROUND + (3 + 3) * recurrence
 
     (checkpoint,) = in_folder.glob("runs/r4/version_0/checkpoints/*.ckpt")
     lm = LoopedLM.load_from_checkpoint(checkpoint, map_location="cpu", weights_only=True)

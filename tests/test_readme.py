@@ -13,15 +13,18 @@ from typing import Any
 
 import pytest
 
+import looped_lm
 from fitting.published import load_grid
 from fitting.records import RunRecord
 from looped_lm.configuration.config_files import SHIPPED
+from looped_lm.seams import SEAMS
 from looped_lm.sweeps.expansion import expand
 from looped_lm.sweeps.files import load
 from tests.support.cli_options import tiny_options
 from tests.support.document_checks import CHECKS
 from tests.support.documents import ROOT, Page, code_blocks
 from tests.support.run_records import record_fields
+from tests.test_imports import ORDER
 
 README = Page.at("README.md")
 #: Pages on a task each, which may use what the README says to save.
@@ -146,20 +149,20 @@ def test_every_question_of_a_newcomer_has_a_section_in_the_readme() -> None:
 
 def test_the_tree_of_the_readme_is_that_of_the_packages() -> None:
     (tree,) = code_blocks(README.text, "text")
-    told, package = set(), ""
+    told: dict[str, list[str]] = {}
+    package = ""
     for line in tree.splitlines():
         name = line.split()[0]
-        package = package if line.startswith(" ") else name
-        told.add(name if name == package else package + name)
-    for path in told:
-        assert (ROOT / path).exists(), path
-    rooms = {
-        f"{folder.relative_to(ROOT)}/"
-        for package in ("looped_lm", "fitting")
-        for folder in (ROOT / package).iterdir()
-        if (folder / "__init__.py").exists()
-    }
-    assert rooms <= told
+        if line.startswith(" "):
+            told[package].append(name)
+        else:
+            package = name.removesuffix("/")
+            told[package], name = [], ""
+        assert (ROOT / package / name).exists(), line
+    for package, order in ORDER.items():
+        rooms = [room.removesuffix("/").removesuffix(".py") for room in told[package]]
+        lowest_first = [room for together in order for room in together]
+        assert rooms == [r for r in lowest_first if (ROOT / package / r).is_dir() or r in rooms], package
 
 
 def test_the_phi_of_the_readme_is_that_of_its_report() -> None:
@@ -241,6 +244,16 @@ def test_the_sample_sweep_and_the_table_of_sweeps_are_right(in_folder: Path) -> 
         for n, c in zip(re.findall(r"\w+\.yaml", names), told.split(", "), strict=True)
     }
     assert counts == {p.name: len(expand(load(p))) for p in (SHIPPED / "sweeps").glob("*.yaml")}
+
+
+def test_the_table_of_axes_is_that_of_the_code() -> None:
+    rows = re.findall(r"(?m)^\| .* \| `looped_lm\.(\w+)` \| (.*) \|$", page_of_task("extending").text)
+    told = {base: set(re.findall(r"`(\w+)`", shipped)) for base, shipped in rows}
+    assert {seam.base.__name__ for seam in SEAMS.values()} <= set(told)
+    public = [one for name in looped_lm.__all__ if isinstance(one := getattr(looped_lm, name), type)]
+    for name, shipped in told.items():
+        base = getattr(looped_lm, name)
+        assert shipped == {one.__name__ for one in public if issubclass(one, base) and one is not base}
 
 
 def test_every_module_called_exists() -> None:

@@ -50,6 +50,19 @@ def test_a_number_that_changed_is_found_and_written(tmp_path: Path) -> None:
     assert "**0.12**" in text and "**1.234**" in text
 
 
+def test_a_field_that_names_nothing_leaves_the_page_as_it_was(tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    shutil.copytree(RESULTS, folder, ignore=shutil.ignore_patterns("*.png"))
+    page, template = folder / "README.md", folder / "README.md.in"
+    before = page.read_text(encoding="utf-8")
+    template.write_text(
+        template.read_text(encoding="utf-8") + "{fit[fit][parameters][psi]}", encoding="utf-8"
+    )
+    done = made_page(folder)
+    assert done.returncode == 1 and "KeyError: 'psi'" in done.stderr
+    assert page.read_text(encoding="utf-8") == before
+
+
 def test_every_report_follows_from_its_runs(capsys: pytest.CaptureFixture[str]) -> None:
     for path in reports():
         status = main(["verify", str(path.parent), "--quiet"])

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from jsonargparse._typehints import get_all_subclass_paths
 from lightning.pytorch.cli import LightningArgumentParser
 
+from looped_lm.common.errors import UserError
 from looped_lm.common.text import did_you_mean
 from looped_lm.configuration import callback_settings
 

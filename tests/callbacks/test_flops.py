@@ -17,7 +17,7 @@ from tests.support.tiny import TinyData, tiny_lm, tiny_trainer
 
 @pytest.mark.parametrize("batch_size", [8, 2])
 def test_counts_do_not_depend_on_accumulation(tmp_path: Path, batch_size: int) -> None:
-    """F15, F16: 4 steps of 128 tokens whether in one micro-batch or in four."""
+    """4 steps of 128 tokens whether in one micro-batch or in four."""
     lm, monitor, logger = tiny_lm(), FlopsMonitor(), RecordingLogger()
     trainer = tiny_trainer(tmp_path, [monitor], logger=logger)
     trainer.fit(lm, datamodule=TinyData(batch_size))

@@ -51,7 +51,7 @@ def test_rows_hold_loss_tokens_and_flops_under_the_step(tmp_path: Path) -> None:
 
 
 def test_tensorboard_has_tokens_and_flops_for_steps_also_after_a_resume(tmp_path: Path) -> None:
-    """F24. Its files' mark for a resume at step k takes away whatever lies beyond k, tokens included."""
+    """TensorBoard's mark for a resume at step k drops every event beyond k, those counted in tokens included."""
     logging.getLogger("tensorboard").setLevel(logging.ERROR)
     run(tmp_path, TensorBoardLogger(tmp_path, "whole", version=0))
     first = TensorBoardLogger(tmp_path, "run", version=0)

@@ -95,7 +95,7 @@ def test_final_validation_covers_all_rows_and_happens_once(tmp_path: Path) -> No
 def test_a_nan_stops_the_run_keeps_the_checkpoint_and_is_recorded(
     tmp_path: Path, log_every: int, says: str
 ) -> None:
-    """F6. No checkpoint takes the place of the last good one, at logging steps and between them."""
+    """No checkpoint replaces the last good one, at logging steps and between them."""
     with pytest.raises(FloatingPointError, match=rf"{says} at step 2: .*before it are in {tmp_path}"):
         _poisoned(tmp_path, log_every)
     assert [p.name for p in tmp_path.glob("*.ckpt")] == ["step=1.ckpt"]
@@ -204,7 +204,6 @@ def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(
 
 
 def test_hparams_carry_the_final_loss(tmp_path: Path) -> None:
-    """F23."""
     logger = RecordingLogger()
     trainer = run(tmp_path, tiny_lm(), HParams(), logger=logger)
     params, metrics = logger.hparams[-1]

@@ -338,6 +338,16 @@ def test_values_out_of_range_are_refused(options, message):
         TokenDataModule(**options)
 
 
+def test_data_without_a_row_is_refused_before_anything_asks_for_its_order(tmp_path):
+    data = TokenDataModule(
+        ByteTokenizer(), ListCorpus(made_up_texts(9)), seq_len=10**6, cache_dir=tmp_path, progress=False
+    )
+    with pytest.raises(DataError, match="the train split has no full row.*or a smaller seq_len"):
+        data.prepare_data()
+    with pytest.raises(DataError, match="no prepared data at"):
+        data.setup("fit")
+
+
 def test_what_needs_data_says_so_before_setup(folder):
     with pytest.raises(DataError, match=r"call prepare_data\(\) and setup\(\) first"):
         module(folder).unique_tokens  # noqa: B018

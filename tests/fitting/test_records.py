@@ -7,10 +7,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from fitting.records import RecordError, RunRecord
+from fitting.records import RecordError, RunRecord, write_bytes_atomically
 from tests.support.run_records import record_fields
 
 
@@ -33,6 +34,19 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch)
         RunRecord(**record_fields(seed=2)).save(path)
     assert path.read_text() == before
     assert [p.name for p in tmp_path.iterdir()] == ["a.run.json"]
+
+
+def test_bytes_are_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "new" / "a.bin"
+    assert write_bytes_atomically(path, b"old, and longer") == path
+    write_bytes_atomically(path, b"new")
+    assert path.read_bytes() == b"new" and list(path.parent.iterdir()) == [path]
+    # A disk that is full, and an interruption: whatever ends the writing.
+    for stop in (OSError(28, "No space left on device"), KeyboardInterrupt()):
+        monkeypatch.setattr("os.fsync", Mock(side_effect=stop))
+        with pytest.raises(type(stop)):
+            write_bytes_atomically(path, b"newest")
+        assert path.read_bytes() == b"new" and list(path.parent.iterdir()) == [path]
 
 
 @pytest.mark.parametrize(

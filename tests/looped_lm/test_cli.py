@@ -288,7 +288,7 @@ def trained(run_cli: Any, in_folder: Path, tiny_data_dir: Path) -> Path:
 def test_a_checkpoint_of_another_model_is_refused_with_every_difference(
     run_cli: Any, trained: Path, tiny_data_dir: Path
 ) -> None:
-    """Trap 1: Lightning would let the checkpoint's hyperparameters win without a word."""
+    """Lightning would let the checkpoint's hyperparameters win without a word."""
     options = tiny_options(tiny_data_dir)
     options += ["--config", "r4_additive.yaml", "--model.bptt=TruncatedBPTT", "--model.logit_softcap=20"]
     for subcommand in ("fit", "validate"):

@@ -129,6 +129,11 @@ class IdleGate(ScaledGate):
         return super().forward(y, 0) + 0.0 * self.factor.sum()
 
 
+class CheapGate(ScaledGate):
+    def flops_per_token(self) -> int:
+        return super().flops_per_token() // 2
+
+
 class GatedTransformer(LoopedTransformer):
     """The use in the model, written as a subclass: a parameter, a line of the constructor, a line of the loop."""
 
@@ -240,9 +245,15 @@ def test_a_new_axis_that_cannot_train_or_run_is_refused(gate: Any) -> None:
 def test_the_conformance_suite_takes_a_new_axis(gate: Any) -> None:
     for check in checks(ddp=False, gate=gate):
         check()
-    (check,) = [c for c in checks(gate=IdleGate) if str(c) == "gradients"]
-    with pytest.raises(ConformanceError, match=r"IdleGate.factor does not train in recurrences \[1, 2, 3\]"):
-        check()
+    faults = [
+        ("gradients", IdleGate, r"IdleGate.factor does not train in recurrences \[1, 2, 3\]"),
+        # A use of its own would be compared more sharply: `_measured` in conformance/properties.py.
+        ("flops", CheapGate, "the accounting says"),
+    ]
+    for name, faulty, says in faults:
+        (check,) = [c for c in checks(gate=faulty) if str(c) == name]
+        with pytest.raises(ConformanceError, match=says):
+            check()
 
 
 def test_an_architecture_config_may_name_a_new_axis(gate: Any, tmp_path: Path) -> None:

@@ -141,6 +141,7 @@ def test_a_law_that_is_not_finite_somewhere_does_not_spoil_the_batch():
 
 def test_hopeless_starts_are_dropped_and_counted():
     law, log_loss = noisy(7)
-    found = multi_start(problem(law, log_loss), uniform_starts(law, 300, np.random.default_rng(0)))
-    assert 200 < found.dropped[0] < 300
+    starts = uniform_starts(law, 300, np.random.default_rng(0))
+    found = multi_start(problem(law, log_loss), starts)
+    assert len(starts) == 300 and 200 < found.dropped[0] < 300
     assert found.agreeing[0] <= 300 - found.dropped[0]

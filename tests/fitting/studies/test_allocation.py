@@ -1,6 +1,4 @@
-"""Allocation: published minima, exponents and gaps; exact F(N); refusals of parabolas that mean nothing
-(F34).
-"""
+"""Allocation: published minima, exponents and gaps; exact F(N); refusals of parabolas that mean nothing."""
 
 import dataclasses
 

@@ -43,7 +43,7 @@ ARCHITECTURES = {
     "r8_sampled.yaml": ((2, 2, 2), 8, "LinearInjection", "SingleLane", "PlainResidual", "TruncatedBPTT"),
 }
 #: Configs whose training steps run other counts than the model's own.
-SAMPLERS = {"r8_sampled.yaml": "LogNormalPoisson"}
+SAMPLERS = {"r8_sampled.yaml": {"recurrences": "LogNormalPoisson"}}
 SCALES = ["base.yaml", "nano.yaml", "paper.yaml"]
 
 
@@ -77,8 +77,9 @@ def test_an_architecture_config_says_what_its_name_says_and_nothing_about_scale(
     layout, r, injection, lanes, residual, bptt = ARCHITECTURES[config]
     assert (model["prelude_layers"], model["recurrent_layers"], model["coda_layers"]) == layout
     assert model["num_recurrences"] == r
-    components = {"injection": injection, "lanes": lanes, "residual": residual, "bptt": bptt}
-    components["recurrences"] = SAMPLERS.get(config, "FixedRecurrences")
+    components = {key: seam.default.__name__ for key, seam in SEAMS.items()}
+    components |= {"injection": injection, "lanes": lanes, "residual": residual, "bptt": bptt}
+    components |= SAMPLERS.get(config, {})
     for key, name in components.items():
         spec = model[key]
         assert (spec["class_path"] if isinstance(spec, dict) else spec) == f"looped_lm.{name}"
@@ -232,6 +233,10 @@ SWAPS = {
 }
 
 
+def test_every_seam_is_swapped_here() -> None:
+    assert {key for key, _ in SWAPS.values()} >= set(SEAMS)
+
+
 @pytest.mark.parametrize("options", SWAPS)
 def test_swapping_a_seam_gives_the_expected_config(run_cli: Any, options: str) -> None:
     """No init_args of the class swapped out remain, and none of the new one are lost."""
@@ -242,7 +247,7 @@ def test_swapping_a_seam_gives_the_expected_config(run_cli: Any, options: str) -
     assert spec["class_path"] == expected["class_path"]
     given = expected.get("init_args", {})
     assert {k: v for k, v in spec.get("init_args", {}).items() if k in given} == given
-    if key in ("injection", "lanes", "residual", "recurrences", "bptt", "horizon", "schedule"):
+    if key in {*SEAMS, "horizon", "schedule"}:
         assert set(spec.get("init_args", {})) == set(given)
 
 

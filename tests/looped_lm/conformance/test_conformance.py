@@ -15,6 +15,7 @@ from looped_lm import (
     DoublyStochasticLanes,
     HyperConnectionLanes,
     HyperP,
+    LogNormalPoisson,
     LoopedLM,
     LoopIndexInjection,
     PassthroughInjection,
@@ -24,8 +25,16 @@ from looped_lm import (
 )
 from looped_lm.conformance import Candidate, ConformanceError, checks
 from looped_lm.conformance.training import compiled_equals_eager, ddp_problems
+from looped_lm.seams import SEAMS
 from tests.support import mutants
-from tests.support.own_components import GatedInjection, LastRecurrence, LayerScale, MeanLane, SignDescent
+from tests.support.own_components import (
+    Counts,
+    GatedInjection,
+    LastRecurrence,
+    LayerScale,
+    MeanLane,
+    SignDescent,
+)
 from tests.support.shipped import SHIPPED_ARCHITECTURES, shipped
 from tests.support.tiny import tiny_trainer
 
@@ -44,12 +53,18 @@ COMPONENTS: dict[str, dict[str, Any]] = {
     "truncated": dict(bptt=TruncatedBPTT()),
     "truncated diagonal": dict(bptt=TruncatedBPTT(1), injection=DiagonalInjection),
     "truncated loop index": dict(bptt=TruncatedBPTT(), injection=LoopIndexInjection),
+    "sampled": dict(recurrences=LogNormalPoisson, bptt=TruncatedBPTT()),
     "own injection": dict(injection=partial(GatedInjection, gate=0.5)),
     "own lanes": dict(lanes=MeanLane),
     "own residual": dict(residual=LayerScale),
     "own bptt": dict(bptt=LastRecurrence()),
+    "own recurrences": dict(recurrences=partial(Counts, counts=[1, 3, 5, 2])),
     "own optimizer": dict(optimizer=SignDescent),
 }
+
+
+def test_every_axis_is_on_trial() -> None:
+    assert {*SEAMS, "optimizer"} == {axis for own in COMPONENTS.values() for axis in own}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A run that was stopped and resumed equals the uninterrupted one bit by bit (F1, F10, F13, F14, F18, F24, F26)."""
+"""A run that was stopped and resumed equals the uninterrupted one bit by bit."""
 
 from __future__ import annotations
 

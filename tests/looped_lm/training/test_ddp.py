@@ -68,7 +68,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny_data_dir: Path) -> dict[
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_losses_of_two_processes_equal_those_of_one(runs: dict[str, Any], name: str) -> None:
-    """F3: at the same global batch."""
+    """At the same global batch."""
     one, two = runs["one"][name]["losses"], runs["two"][0][name]["losses"]
     assert [step for step, _ in one] == list(range(1, STEPS + 1))
     assert one[-1][1] < one[0][1] - 0.1
@@ -77,7 +77,7 @@ def test_losses_of_two_processes_equal_those_of_one(runs: dict[str, Any], name: 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_run_goes_on_at_another_number_of_processes(runs: dict[str, Any], name: str) -> None:
-    """F7: parameters, optimizer state and initial norms are the checkpoint's; the losses go on."""
+    """Parameters, optimizer state and initial norms are the checkpoint's; the losses go on."""
     for seen in (runs["one"], *runs["two"]):
         resumed = seen[f"{name} resumed"]
         assert resumed["loaded"] == {"weights": 0.0, "state": 0.0, "norms": 0.0}
@@ -92,7 +92,7 @@ def test_a_run_goes_on_at_another_number_of_processes(runs: dict[str, Any], name
 def test_counts_are_those_of_all_processes(
     runs: dict[str, Any], name: str, tmp_path: Path, tiny_data_dir: Path
 ) -> None:
-    """F15: micro-batches 8 x 1, 2 x 4 and two processes."""
+    """With micro-batches 8 x 1 and 2 x 4, and on two processes."""
     counts = [
         {k: seen[name][k] for k in ("steps", "tokens", "flops")} for seen in (runs["one"], *runs["two"])
     ]
@@ -125,7 +125,7 @@ def test_processes_that_differ_in_their_gradients_are_stopped(runs: dict[str, An
 
 @pytest.mark.parametrize("config", sorted(p.stem for p in SHIPPED.glob("r*.yaml")))
 def test_every_parameter_of_a_shipped_config_gets_a_gradient(config: str) -> None:
-    """F25: DDP runs without find_unused_parameters."""
+    """DDP runs without find_unused_parameters."""
     lm = shipped(config)
     lm.loss(tokens(2)).backward()
     assert not [name for name, p in lm.named_parameters() if p.grad is None]

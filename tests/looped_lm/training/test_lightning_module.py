@@ -59,7 +59,7 @@ def fit(folder: Path, lm: LoopedLM, batch_size: int = 8, **trainer: Any) -> tupl
 
 
 def test_accumulation_changes_nothing_but_memory(tmp_path: Path) -> None:
-    """F3, F15: 8 rows at once and 2 rows x 4 give the same logged losses, steps and weights."""
+    """8 rows at once and 2 rows x 4 give the same logged losses, steps and weights."""
     one, four = tiny_lm(), tiny_lm()
     trainer, a = fit(tmp_path, one, batch_size=8)
     accumulated, b = fit(tmp_path, four, batch_size=2)
@@ -129,7 +129,7 @@ def test_any_torch_optimizer_fits_the_seam(tmp_path: Path) -> None:
 def test_a_checkpoint_alone_rebuilds_a_model_built_in_python(
     tmp_path: Path, overrides: dict[str, Any]
 ) -> None:
-    """F22, traps 2 and 3: components come back with their arguments, under weights_only."""
+    """Components come back with their arguments, under weights_only."""
     lm = tiny_lm(**overrides)
     perturb(lm)
     trainer = tiny_trainer(tmp_path)
@@ -169,7 +169,7 @@ def save(folder: Path, lm: LoopedLM) -> Path:
 def test_another_model_with_the_same_or_other_tensors_is_refused(
     tmp_path: Path, overrides: dict[str, Any], says: str
 ) -> None:
-    """Trap 1, also from Python, and also where every tensor would fit."""
+    """Also from Python, and also where every tensor would fit."""
     path = save(tmp_path, tiny_lm())
     with pytest.raises(ValueError, match=f"(?s)describes another model.*{says}"):
         tiny_trainer(tmp_path).fit(tiny_lm(**overrides), datamodule=TinyData(), ckpt_path=path)
@@ -316,7 +316,7 @@ def test_training_learns(tmp_path: Path) -> None:
 
 
 def test_every_parameter_gets_a_gradient_in_every_combination() -> None:
-    """F25: DDP runs without find_unused_parameters."""
+    """DDP runs without find_unused_parameters."""
     from tests.support.shipped import COMBINATIONS
 
     for name, overrides in COMBINATIONS.items():

@@ -63,7 +63,7 @@ def test_orthogonalisation_equals_the_reference_for_wide_tall_and_square() -> No
 
 
 def test_orthogonalisation_runs_in_fp32_on_cpus() -> None:
-    """Trap 7: bf16 products can run about 90 times slower there."""
+    """In bf16 their products can run about 90 times slower."""
     assert orthogonalisation_dtype(torch.device("cpu")) is torch.float32
 
 
@@ -80,7 +80,7 @@ def test_a_zero_gradient_moves_nothing() -> None:
 
 
 def test_a_zero_matrix_is_refused_by_name() -> None:
-    """F11: it could never leave the origin of its sphere."""
+    """It could never leave the origin of its sphere."""
     lm = tiny_lm()
     with torch.no_grad():
         lm.model.block[0].attn.out.weight.zero_()

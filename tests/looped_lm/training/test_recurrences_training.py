@@ -74,7 +74,7 @@ def fit(folder: Path, lm: LoopedLM, batch_size: int = 8, **trainer: Any) -> tupl
 
 @pytest.mark.parametrize("batch_size", [8, 2])
 def test_the_flops_are_those_of_the_counts_drawn(tmp_path: Path, batch_size: int) -> None:
-    """F15, F16: summed by hand, in the run, in its plan and in its record; 8 x 1 as 2 x 4."""
+    """By hand, in the run, in its plan and in its record; micro-batches of 8 x 1 and 2 x 4 cost the same."""
     lm = tiny_lm(recurrences=partial(Counts, counts=[1, 3, 5, 2]), bptt=TruncatedBPTT(2))
     logger = RecordingLogger()
     monitor, seen = fit(tmp_path, lm, batch_size, logger=logger)
@@ -164,7 +164,7 @@ def test_two_ranks_draw_the_same(run_cli: Any, in_folder: Path, tiny_data_dir: P
 
 @pytest.mark.parametrize("bptt, graphs", [(None, 1), (TruncatedBPTT(2), 2)])
 def test_a_block_compiles_once_however_many_recurrences(bptt: Any, graphs: int) -> None:
-    """F29. Truncation has two forms of the block: with a graph and forward only."""
+    """Truncation has two forms of the block: with a graph and forward only."""
     torch._dynamo.reset()
     compiled: list[int] = []
 

@@ -1,4 +1,4 @@
-"""After a resume all earlier rows are there, and none twice (F24)."""
+"""After a resume all earlier rows are there, and none twice."""
 
 from __future__ import annotations
 
