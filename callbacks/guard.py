@@ -30,8 +30,8 @@ class DivergenceGuard(L.Callback):
 
     The training loss, reduced over ranks, is checked at logging steps, when it comes to the host anyway, and the
     validation loss after each validation: every rank sees the same value and does the same. Checkpoints are written
-    after this check and with finite weights only, so the last one is good. If the run stops, its
-    record says `diverged`.
+    after this check and with finite weights only, so the last one is good. If the run stops, its record
+    says `diverged`.
 
     To go back, the run loads weights, optimizer, schedule and counters from the last checkpoint and leaves out the rows
     read since; its record counts these rollbacks. This callback belongs before `FinalValidation` in the list: it takes

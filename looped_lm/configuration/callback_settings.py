@@ -77,7 +77,9 @@ def written_as_mapping(args: list[str]) -> list[str]:
             name, _, setting = flag.removeprefix("--callbacks.").partition(".")
             # A number stays as it is written: the parser reads 1e-3, which YAML alone takes for text.
             content = _content(flag, value)
-            words.append(f"--callbacks={json.dumps({name: {setting: content} if setting else content})}")
+            settings = {name: {setting: content} if setting else content}
+            # A date, which JSON lacks, is a text.
+            words.append(f"--callbacks={json.dumps(settings, default=str)}")
         else:
             words.append(word)
     return words

@@ -101,9 +101,11 @@ def test_settings_of_a_callback_added_on_the_command_line_follow_it() -> None:
         "--callbacks.A.b=x",
         "--callbacks.C",
         "null",
+        "--callbacks.A.day=2024-01-31",
     ]
     assert written_as_mapping(words) == [
-        *words[:2], '--callbacks={"A": {"b": "x"}}', '--callbacks={"C": null}'
+        *words[:2], '--callbacks={"A": {"b": "x"}}', '--callbacks={"C": null}',
+        '--callbacks={"A": {"day": "2024-01-31"}}',
     ]  # fmt: skip
 
 
