@@ -135,9 +135,9 @@ def test_what_is_beside_a_model_is_checked(tmp_path: Path) -> None:
 
     refused("'os.path', which is not a class of tokenizers", class_path="os.path")
     refused("'os.system', which is not a class of tokenizers", class_path="os.system")
-    refused("cannot be loaded .*tokenizer.json", class_path="datamodules.FileTokenizer", bos_token=None)
+    refused("is not available .*tokenizer.json", class_path="datamodules.FileTokenizer", bos_token=None)
     bpe = {"class_path": "datamodules.BPETokenizer", "vocab_size": 300, "train_characters": 9}
-    refused("cannot be loaded .*No such file", **bpe)
+    refused("is not available .*No such file", **bpe)
     refused("is not the one it was exported with", sha256="0" * 64)
 
 
