@@ -94,7 +94,7 @@ CASES = [
         "binary config", "fit --config own.yaml", "is not YAML", lambda w: w.write("own.yaml", b"\xff\xfe\x00a")
     ),
     *[
-        Case(f"{section} is {value}", "fit --config own.yaml", f"for {section}, which maps keys", lambda w, line=f"{section}: {value}": w.write("own.yaml", line))
+        Case(f"{section} is {value}", "fit --config own.yaml", f"for {section}, which must map keys", lambda w, line=f"{section}: {value}": w.write("own.yaml", line))
         for section, value in (("model", "null"), ("model", "[1]"), ("trainer", "null"))
     ],
     Case("unknown command", "train --config r4.yaml", "Commands: fit"),

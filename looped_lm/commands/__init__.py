@@ -1,1 +1,1 @@
-"""Commands with code of their own, a module each; see `looped_lm.cli`."""
+"""Commands with their own code, one module each; see `looped_lm.cli`."""

@@ -58,8 +58,8 @@ class Parser(LightningArgumentParser):
     def instantiate_classes(self, cfg: Any, **kwargs: Any) -> Any:
         """Build what a configuration describes.
 
-        Its values have been checked, so an exception comes from a constructor and keeps its type and line. The parser
-        alone would take it for a value of the wrong type. What torch's and Lightning's own classes raise is a refusal.
+        Its values have been checked, so an exception comes from a constructor and keeps its type and line. Only a
+        ValueError or ImportError of torch's and Lightning's classes becomes a UserError.
         """
         raised: list[Exception] = []
 

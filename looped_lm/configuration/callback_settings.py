@@ -58,7 +58,7 @@ def written_as_mapping(args: list[str]) -> list[str]:
     """Arguments with every `--callbacks.NAME.SETTING VALUE` as `--callbacks {NAME: {SETTING: VALUE}}`.
 
     Raises:
-        UserError: no value, or no YAML; an option that would reach whichever callback comes last in trainer.callbacks.
+        UserError: a value is missing or not YAML, or an option would reach whichever callback comes last in the list.
     """
     words, rest, listed = [], iter(args), False
     for word in rest:

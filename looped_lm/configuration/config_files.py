@@ -25,8 +25,8 @@ def resolve_config(name: str) -> str:
     """Path of a config file, given by its path, or by the bare name of a file here or else of a shipped one.
 
     Raises:
-        UserError: there is no such file (the message lists the shipped ones), or it is not a YAML mapping, or its model
-            or trainer is none.
+        UserError: there is no such file (the message lists the shipped ones), or it or its model or trainer is not a
+            YAML mapping.
     """
     path = Path(name)
     if not path.is_file():
@@ -49,7 +49,7 @@ def resolve_config(name: str) -> str:
         )
     for key in ("model", "trainer"):
         if not isinstance(content.get(key, {}), dict | str):
-            raise UserError(f"Config {path} has {content[key]!r} for {key}, which maps keys to values.")
+            raise UserError(f"Config {path} has {content[key]!r} for {key}, which must map keys to values.")
     return name
 
 
@@ -86,8 +86,8 @@ def resolve_arguments(args: list[str]) -> list[str]:
         if architecture and (kept := sorted(set_by.keys() - axes)):
             before = set_by[kept[0]].name
             raise UserError(
-                f"{path.name} states only what differs from base.yaml, so model.{kept[0]} would be left as {before} "
-                f"before it has it. Give {path.name} first, and {before} after it where that is what you want."
+                f"{path.name} states only what differs from base.yaml, so model.{kept[0]} would stay as {before} "
+                f"sets it. Give {path.name} first, and {before} after it if that is what you want."
             )
         if path.resolve() == BASE:
             set_by.clear()

@@ -19,7 +19,7 @@ _verified: set[tuple[int, ...]] = set()
 
 
 def load_checkpoint(path: str | Path, mmap: bool = False) -> dict[str, Any]:
-    """A verified checkpoint on the CPU (`mmap`: read where used); UserError if it is damaged or not a LoopedLM's."""
+    """A verified checkpoint on the CPU (`mmap`: read on use); UserError if damaged or not a LoopedLM's."""
     verify(path)
     return _read(path, mmap)
 

@@ -72,9 +72,9 @@ def take_steps_back(trainer: L.Trainer, checkpoint: Mapping[str, Any]) -> None:
 
 
 def count_batches_anew(checkpoint: Mapping[str, Any], then: int, now: int) -> int:
-    """Count a checkpoint's micro-batches in place as `now` and not `then` to a step; how many more they are.
+    """Recount a checkpoint's micro-batches, in place, as `now` per step instead of `then`; the increase.
 
-    Lightning takes the ends of steps and the times of validations from how many there were since training began.
+    Lightning derives the ends of steps and the times of validations from their number since training began.
     """
     progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
     before = progress["total"]["processed"]

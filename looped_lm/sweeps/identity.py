@@ -140,7 +140,7 @@ def resolve_again(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     known = {key: config[key] for key in ("seed_everything", "model", "data", "trainer") if key in config}
     if len(known) < 4:
-        raise UserError(f"The configuration has {', '.join(known) or 'nothing'} only, of what decides a run.")
+        raise UserError(f"Of what decides a run, the configuration has only {', '.join(known) or 'nothing'}.")
     known["trainer"] = {k: v for k, v in known["trainer"].items() if k not in _NOT_PARSED_AGAIN}
     with refusals_raised():
         parser, _ = _parsed((), (BASE.read_bytes(),))

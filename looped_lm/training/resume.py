@@ -68,7 +68,7 @@ def use_own_recipe(
     for d in recipe:
         if d.key == "optimizer.class_path":
             told = f"The checkpoint holds the state of another class of optimizer:\n  {d}\n"
-            raise UserError(f"{told}Give the optimizer it was trained with, or start a run of its own.")
+            raise UserError(f"{told}Give the optimizer that it was trained with, or start a new run.")
     listing = "\n".join(f"  {d}" for d in recipe)
     say(trainer, f"The recipe differs from the checkpoint's; the one given here is used:\n{listing}")
     groups = own.param_groups

@@ -135,7 +135,7 @@ def test_an_architecture_takes_scales_and_single_keys_on_top(in_folder: Path) ->
 def test_an_architecture_after_a_file_that_sets_an_axis_is_refused_by_name(in_folder: Path) -> None:
     """It would keep that axis in silence, unless it states the axis itself."""
     (in_folder / "axis.yaml").write_text(yaml.safe_dump({"model": {"injection": "my.Injection"}}))
-    with pytest.raises(UserError, match="model.injection would be left as axis.yaml .* Give r8.yaml first"):
+    with pytest.raises(UserError, match="model.injection would stay as axis.yaml .* Give r8.yaml first"):
         resolve_arguments(["--config", "axis.yaml", "--config", "nano.yaml", "--config", "r8.yaml"])
     resolve_arguments(["--config", "axis.yaml", "--config", "r8_hc.yaml"])
     # base.yaml, however its path is written, sets every axis back.
