@@ -53,7 +53,7 @@ def identity(config_values: Mapping[str, Any], axes: Collection[str]) -> dict[st
     A value that every run had before its key existed is left out: a new key changes no identity.
     """
     # An axis may be written with the words that say how a component is written.
-    axes = {axis.replace(".init_args", "").removesuffix(".class_path") for axis in axes}
+    axes = {axis.replace(".init_args", "").removesuffix(".class_path").rstrip("+") for axis in axes}
     earlier = values({"model": {**BEFORE, **before()}})
     return {
         key: value
@@ -125,8 +125,7 @@ def resolve(arguments: Sequence[str]) -> dict[str, Any]:
         for name in _NOT_PARSED_AGAIN:
             if not any(option.startswith(f"--trainer.{name}") for option in options):
                 config.trainer[name] = None
-        # Without defaults: those are in the files' configuration.
-        config = parser.parse_args(list(options), namespace=config, defaults=False)
+        config = parser.parse_args(list(options), namespace=config)
         return _dumped(parser, config)
 
 
