@@ -66,9 +66,10 @@ def written_as_mapping(args: list[str]) -> list[str]:
         listed = listed or flag in ("--trainer.callbacks", "--trainer.callbacks+")
         if flag.startswith("--trainer.callbacks.") and not listed and flag != "--trainer.callbacks.help":
             setting = flag.removeprefix("--trainer.callbacks.").removeprefix("init_args.")
+            named = setting if setting[:1].isupper() else f"Checkpoints.{setting}"
             raise UserError(
                 f"{flag} would reach whichever callback comes last. Name the one that you mean, as in "
-                f"--callbacks.Checkpoints.{setting}."
+                f"--callbacks.{named}."
             )
         if flag.startswith("--callbacks."):
             value = value if equals else next(rest, "")

@@ -52,8 +52,8 @@ def identity(config_values: Mapping[str, Any], axes: Collection[str]) -> dict[st
 
     A value that every run had before its key existed is left out, so that a new key changes no identity.
     """
-    # An axis may be written with class_path and init_args in it.
-    axes = {axis.replace(".init_args", "").removesuffix(".class_path") for axis in axes}
+    # An axis may be written with class_path and init_args in it, or add to a list.
+    axes = {axis.replace(".init_args", "").removesuffix(".class_path").rstrip("+") for axis in axes}
     earlier = values({"model": {**BEFORE, **before()}})
     found = {}
     for key, value in config_values.items():
@@ -127,8 +127,7 @@ def resolve(arguments: Sequence[str]) -> dict[str, Any]:
         for name in _NOT_PARSED_AGAIN:
             if not any(option.startswith(f"--trainer.{name}") for option in options):
                 config.trainer[name] = None
-        # Without defaults: the configuration of the files has them.
-        config = parser.parse_args(list(options), namespace=config, defaults=False)
+        config = parser.parse_args(list(options), namespace=config)
         return _dumped(parser, config)
 
 

@@ -95,7 +95,7 @@ def varying(runs: Sequence[Run]) -> tuple[list[str], list[str]]:
 
 def told(point: dict[str, Any]) -> str:
     """Axes or a rule in words."""
-    return ", ".join(f"{key}: {value}" for key, value in point.items())
+    return ", ".join(f"{key}: {text(value)}" for key, value in point.items())
 
 
 def arguments_of(command: Sequence[str]) -> list[str]:

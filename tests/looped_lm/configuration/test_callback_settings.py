@@ -79,6 +79,7 @@ def test_a_callback_that_was_appended_has_its_settings_changed_too(run_cli: Any,
         (["--callbacks.Checkpoints.keep", "{"], "--callbacks.Checkpoints.keep is '{', which is not YAML"),
         (["--callbacks", "["], "argument --callbacks: invalid names of classes"),
         (["--trainer.callbacks.init_args.every_n_steps=3"], "--callbacks.Checkpoints.every_n_steps"),
+        (["--trainer.callbacks.LoopStats.every=3"], "as in --callbacks.LoopStats.every."),
         (
             ["--trainer.callbacks+=callbacks.Checkpoints", "--callbacks.Checkpoints.keep=3"],
             "names Checkpoints 2 times",

@@ -318,10 +318,21 @@ def test_an_id_is_what_is_trained_and_nothing_else(tmp_path: Path) -> None:
         "trainer.max_steps: -1, model.transfer.norm: 0.005, model.optimizer: looped_lm.MuonH, data.seed: 0"
     )
     assert ids(f"{plain}\nkeys: {{{defaults}}}") == [one], "a default may be written out"
+    own = "tests.support.own_components.GatedInjection"
+    gates = ("", ", init_args: {gate: 1}", ", init_args: {gate: 2}")
+    spelled = [
+        f"model.injection: {own}",
+        *(f"model.injection: {{class_path: {own}{gate}}}" for gate in gates),
+    ]
+    one_gate, *same_gate, other_gate = (ids(f"grid: {{config: r4.yaml, {key}}}") for key in spelled)
+    assert same_gate == [one_gate] * 2 and other_gate != one_gate, "also one of a class that an option names"
     assert ids(f"{plain}\nkeys: {{trainer.limit_val_batches: 1}}") != [one], "its loss is another"
     assert ids(f"{plain}\nkeys: {{data.data_dir: 2024-01-01}}") != [one], "a date is text"
     two = ids("grid: {config: r4.yaml, model.horizon.flops: 1e13, model.compile_layers: [false, true]}")
     assert len(set(two)) == 2, "an axis always tells runs apart"
+    added = "{class_path: lightning.pytorch.callbacks.ModelCheckpoint, init_args: {save_top_k: %d}}"
+    two = ids(f"grid: {{config: r4.yaml, trainer.callbacks+: [{added % 1}, {added % 2}]}}")
+    assert len(set(two)) == 2, "also one that adds to a list"
     with pytest.raises(ValueError, match="the same run is in it twice"):
         ids("grid: {config: r4.yaml, model.bptt: [looped_lm.FullBPTT, {class_path: looped_lm.FullBPTT}]}")
 
