@@ -293,7 +293,7 @@ def test_the_sample_reads_what_its_command_exports(
 
 def _with_checkpoint(words: list[str] | tuple[str, ...], folder: Path) -> list[str]:
     checkpoint = str(next(folder.rglob("*.ckpt")))
-    return [word.replace("PATH/TO/step.ckpt", checkpoint) for word in words]
+    return [word.replace("PATH/TO/step=000121.ckpt", checkpoint) for word in words]
 
 
 @pytest.mark.parametrize("command", lm_commands(), ids=shlex.join)
@@ -331,7 +331,7 @@ def test_the_commands_shown_work_at_tiny_scale(
     if "my_data" in words:
         options = [o for o in options if "data_dir" not in o]
         words = [str(tiny_data_dir) if word == "my_data" else word for word in words]
-    if "PATH/TO/step.ckpt" in words:
+    if "PATH/TO/step=000121.ckpt" in words:
         status, out = run_cli("fit", "--config", "r4.yaml", *options)
         assert status == 0, out
         words, options = _with_checkpoint(words, in_folder), []
