@@ -72,9 +72,9 @@ def test_budgets_that_are_none_are_refused(result, drawn):
 
 def test_equivalents_out_of_reach_are_refused_or_flagged(result):
     for size, words in (
-        (0.0, "none"),
-        (-1e9, "none"),
-        (float("nan"), "none"),
+        (0.0, "Give a positive number"),
+        (-1e9, "Give a positive number"),
+        (float("nan"), "Give a positive number"),
         (1e3, "out of reach"),
         (1e15, "reach"),
     ):
