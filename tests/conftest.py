@@ -53,6 +53,14 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def event_files_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two event files of one second are read in the order of their numbers, as text: the tenth before the ninth."""
+    from tensorboard.summary.writer import event_file_writer
+
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
+
+
+@pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
     """Makes a file system of so many KiB; root only."""
     mounted: list[Path] = []

@@ -50,6 +50,7 @@ def test_rows_hold_loss_tokens_and_flops_under_the_step(tmp_path: Path) -> None:
     assert not any(name.startswith(("by_tokens", "by_mflops")) for _, row in logger.rows for name in row)
 
 
+@pytest.mark.usefixtures("event_files_in_order")
 def test_tensorboard_has_tokens_and_flops_for_steps_also_after_a_resume(tmp_path: Path) -> None:
     """TensorBoard's mark for a resume at step k drops every event beyond k, those counted in tokens included."""
     logging.getLogger("tensorboard").setLevel(logging.ERROR)

@@ -19,6 +19,7 @@ def write(logger: TensorBoardLogger | CSVLogger, steps: range, value: float) -> 
     logger.finalize("success")
 
 
+@pytest.mark.usefixtures("event_files_in_order")
 def test_tensorboard_shows_each_step_once(tmp_path: Path) -> None:
     write(TensorBoardLogger(tmp_path, "run", version=0), range(1, 9), 1.0)
     resumed = TensorBoardLogger(tmp_path, "run", version=0)
