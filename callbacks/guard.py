@@ -30,12 +30,12 @@ class DivergenceGuard(L.Callback):
 
     The training loss, reduced over ranks, is checked at logging steps, when it comes to the host anyway, and the
     validation loss after each validation: every rank sees the same value and does the same. Checkpoints are written
-    after this check and with finite weights only, so the last one is good. If the run stops, its record
-    says `diverged`.
+    after this check and with finite weights only, so the last one is good. If the run stops, its record says
+    `diverged`.
 
     To go back, the run loads weights, optimizer, schedule and counters from the last checkpoint and leaves out the rows
-    read since; its record counts these rollbacks. This callback belongs before `FinalValidation` in the list: it takes
-    back a last step from it.
+    read since; its record counts these rollbacks. This callback belongs before `FinalValidation` in the list, so that
+    it can take back even the last step.
 
     Args:
         max_loss_ratio: largest ratio of the training loss to the median of the last 50 logged ones (at least five);
