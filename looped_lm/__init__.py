@@ -22,6 +22,12 @@ _NAMES = {
     "loop.lanes": "Lanes SingleLane HyperConnectionLanes",
     "loop.variants.doubly_stochastic_lanes": "DoublyStochasticLanes",
     "loop.residual": "Residual PlainResidual ScaledResidual",
+    "loop.layer": "Layer LayerSizes LoopContext",
+    "loop.blocks": "PreNormLayer",
+    "loop.variants.swiglu_layer": "SwiGLULayer",
+    "loop.variants.adapter_layer": "AdapterLayer",
+    "loop.variants.loop_modulated_layer": "LoopModulatedLayer",
+    "loop.variants.shared_keys_values_layer": "SharedKeysValuesLayer",
     "loop.bptt": "BPTTStrategy FullBPTT TruncatedBPTT",
     "loop.recurrences": "RecurrenceSampler FixedRecurrences LogNormalPoisson",
     "training.optim": "MuonH",
@@ -32,8 +38,8 @@ __all__ = ["__version__", *_EXPORTS]
 
 #: Subpackages, with the modules of theirs that were once directly in looped_lm.
 _MOVED = {
-    "loop": "bptt component injection lanes recurrences residual trainability variants",
-    "model": "accounting blocks compilation loss transformer",
+    "loop": "blocks bptt component injection lanes recurrences residual trainability variants",
+    "model": "accounting compilation loss transformer",
     "training": "lightning_module memory metrics optim orthogonalisation schedules sharding",
 }
 _ROOMS = {module: room for room, modules in _MOVED.items() for module in modules.split()}

@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from looped_lm.loop.blocks import PreNormLayer
 from looped_lm.loop.bptt import BPTTStrategy, FullBPTT
 from looped_lm.loop.component import Component, Spec, build, callable_spec, component_spec
 from looped_lm.loop.injection import Injection, LinearInjection
 from looped_lm.loop.lanes import Lanes, SingleLane
+from looped_lm.loop.layer import Layer
 from looped_lm.loop.recurrences import FixedRecurrences, RecurrenceSampler
 from looped_lm.loop.residual import PlainResidual, Residual
 
@@ -39,7 +41,7 @@ class Seam:
     of_training: bool = False
     later: bool = True
 
-    def build(self, given: Any, sizes: Mapping[str, int]) -> Any:
+    def build(self, given: Any, sizes: Mapping[str, Any]) -> Any:
         """The component from an instance, a factory, class_path and init_args, or None; raises what `build` raises."""
         if isinstance(given, self.base) and not self.sizes:
             return given
@@ -57,6 +59,7 @@ SEAMS: dict[str, Seam] = {
         Seam("injection", Injection, LinearInjection, ("d_model",), later=False),
         Seam("lanes", Lanes, SingleLane, ("d_model", "num_recurrences"), later=False),
         Seam("residual", Residual, PlainResidual, ("d_model", "num_recurrences")),
+        Seam("layer", Layer, PreNormLayer, ("sizes",)),
         Seam("bptt", BPTTStrategy, FullBPTT, later=False),
         Seam("recurrences", RecurrenceSampler, FixedRecurrences, ("num_recurrences",), of_training=True),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from looped_lm.common.errors import UserError
 from looped_lm.conformance.candidate import VOCAB, Candidate, batch, expect, expect_close
+from looped_lm.loop.blocks import count
+from looped_lm.loop.layer import LoopContext
 from looped_lm.model import accounting
 from looped_lm.model.transformer import LoopedTransformer
 
@@ -130,7 +133,7 @@ def flops_agree_with_the_counter(candidate: Candidate) -> None:
         F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
 
     def scales(layers: nn.Module) -> int:
-        return sum(accounting.count(m) for m in layers.modules() if isinstance(m, nn.RMSNorm))
+        return sum(count(m) for m in layers.modules() if isinstance(m, nn.RMSNorm))
 
     r = model.num_recurrences
     passes = sum(
@@ -155,16 +158,17 @@ def one_recurrence_is_one_application(candidate: Candidate) -> None:
         return  # A component may need more than one recurrence, and says so.
     inputs, _ = batch()
     first, second = model.hidden(inputs), model.hidden(inputs)
-    cos, sin = model.rotary(inputs.shape[1])
+    context = LoopContext(*model.rotary(inputs.shape[1]))
 
     def run(layers: nn.ModuleList, x: Tensor) -> Tensor:
         for layer in layers:
-            x = layer(x, cos, sin)
+            out = layer(x, context)
+            x = out[0] if isinstance(out, tuple) else out
         return x
 
     e = run(model.prelude, model.norm_emb(model.embedding(inputs)))
     state = model.lanes.expand(model.injection.initial_state(e))
-    state = model.recurrence(e, state, cos, sin, 0)
+    state, _ = model.recurrence(state, (None,) * len(model.block), replace(context, e=e))
     expected = model.norm_final(run(model.coda, model.lanes.reduce(state)))
     expect_close(first, expected, "At r = 1 the model is not one application of its parts")
     expect_close(second, first, "The same tokens give something else the second time")

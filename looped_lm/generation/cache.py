@@ -83,7 +83,9 @@ class KVCache:
         where = rows, self.positions[rows[:, 0]]
         for (layer, index), targets in self.stored.items():
             if index > i:
-                for target, source in zip(targets, self.stored[layer, i], strict=True):
+                # A layer need not store at every recurrence.
+                last = max(at for its, at in self.stored if its is layer and at <= i)
+                for target, source in zip(targets, self.stored[layer, last], strict=True):
                     target[where] = source[where]
 
 

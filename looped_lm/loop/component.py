@@ -50,7 +50,7 @@ class Component:
 class ModelComponent(Component):
     """A component that is a module of the model; it says what it costs and how it trains."""
 
-    def flops_per_token(self) -> int:
+    def flops_per_token(self) -> float:
         """Forward FLOPs per token of one use: of one recurrence, or of one call within a layer."""
         return 0
 
@@ -186,7 +186,7 @@ def as_instance(component: Any) -> Any:
     return build(component, "component", {}) if isinstance(component, Mapping) else component
 
 
-def build(factory: Callable[..., Any] | Mapping[str, Any], what: str, sizes: Mapping[str, int]) -> Any:
+def build(factory: Callable[..., Any] | Mapping[str, Any], what: str, sizes: Mapping[str, Any]) -> Any:
     """Call a factory with the sizes that its owner supplies, by position and in this order.
 
     Raises:

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from looped_lm.common.errors import UserError
+from looped_lm.loop.blocks import count
 from looped_lm.loop.component import ModelComponent
 from looped_lm.loop.injection import LinearInjection, PassthroughInjection
-from looped_lm.model.blocks import Attention
 from looped_lm.model.transformer import LoopedTransformer
 
 #: Share of the full attention matrix that each convention counts.
@@ -59,11 +59,6 @@ class Sections:
         return asdict(self)
 
 
-def count(module: nn.Module) -> int:
-    """Number of parameters of a module; shared ones count once."""
-    return sum(p.numel() for p in module.parameters())
-
-
 def count_parameters(model: LoopedTransformer) -> Sections:
     """Parameters of every section of the model."""
     own = (model.injection, model.lanes)
@@ -78,6 +73,16 @@ def count_parameters(model: LoopedTransformer) -> Sections:
         norms=sum(count(norm) for norm in (model.norm_emb, model.norm_recur, model.norm_final)),
         head=count(model.head),
     )
+
+
+def active_parameters(model: LoopedTransformer) -> tuple[int, int]:
+    """(N_once, N_rec) of the parameters that one token uses: fewer than all where tokens choose among experts."""
+    sections = count_parameters(model)
+
+    def idle(layers: nn.ModuleList) -> int:
+        return sum(count(layer) - layer.active_parameters() for layer in layers)  # type: ignore[operator]
+
+    return sections.n_once - idle(model.prelude) - idle(model.coda), sections.n_rec - idle(model.block)
 
 
 def parameter_roles(model: LoopedTransformer) -> dict[str, str]:
@@ -126,22 +131,20 @@ def flops_per_token(
     """
     if convention not in CONVENTIONS:
         raise UserError(f"FLOPs convention {convention!r} is unknown; there are {', '.join(CONVENTIONS)}.")
-    share = CONVENTIONS[convention]
+    keys = CONVENTIONS[convention] * seq_len
 
-    def forward(layers: nn.Module) -> float:
-        attentions = [m for m in layers.modules() if isinstance(m, Attention)]
-        attention = sum(m.attention_flops_per_token(seq_len) for m in attentions)
-        parts = [m for m in layers.modules() if isinstance(m, ModelComponent)]
-        weights = count(layers) - sum(count(m) for m in parts)
-        return 2 * weights + share * attention + sum(m.flops_per_token() for m in parts)
+    def forward(layers: nn.ModuleList, i: int = 0) -> float:
+        return sum(layer.flops_per_token(keys, i) for layer in layers)  # type: ignore[operator]
 
     # Components inside the layers are counted with them.
-    recurrence = forward(model.block)
-    recurrence += sum(m.flops_per_token() for m in model.children() if isinstance(m, ModelComponent))
+    around_block = sum(m.flops_per_token() for m in model.children() if isinstance(m, ModelComponent))
     r = model.num_recurrences if num_recurrences is None else num_recurrences
-    passes = sum(TRAINED if model.bptt.keeps_grad(i, r) else FORWARD_ONLY for i in range(r))
+    loop = 0.0
+    for i in range(r):
+        passes = TRAINED if model.bptt.keeps_grad(i, r) else FORWARD_ONLY
+        loop += passes * (forward(model.block, i) + around_block)
     once = forward(model.prelude) + forward(model.coda) + 2 * count(model.head)
-    return TRAINED * once + passes * recurrence
+    return TRAINED * once + loop
 
 
 def mean_flops_per_token(

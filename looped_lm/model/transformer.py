@@ -7,25 +7,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from looped_lm.common.errors import UserError
+from looped_lm.loop.blocks import PreNormLayer, Rotary, rms_norm
 from looped_lm.loop.bptt import BPTTStrategy
 from looped_lm.loop.component import Component, PerRecurrence
 from looped_lm.loop.injection import Injection, LinearInjection
 from looped_lm.loop.lanes import Lanes, SingleLane, State
+from looped_lm.loop.layer import KeyValueSlot, Layer, LayerSizes, LoopContext
 from looped_lm.loop.residual import PlainResidual, Residual
 from looped_lm.loop.trainability import refuse_untrainable
-from looped_lm.model.blocks import Block, KeyValueSlot, Rotary, rms_norm
 from looped_lm.model.loss import softcapped_cross_entropy
 from looped_lm.seams import SEAMS, components, specs
 
+#: What every layer of the block handed to the next recurrence.
+Memory: TypeAlias = tuple[Any, ...]
 WIDTH_UNIT = 64
 VOCAB_UNIT = 64
 
@@ -81,6 +86,8 @@ class LoopedTransformer(Component, nn.Module):
         injection: factory `d_model -> Injection`, or class_path and init_args.
         lanes: factory `(d_model, num_recurrences) -> Lanes`, likewise.
         residual: factory `(d_model, num_recurrences) -> Residual` of the block's branches, likewise.
+        layer: factory `LayerSizes -> Layer` of the layers, likewise.
+        layer_in_block_only: whether prelude and coda keep the paper's layer whatever `layer` is.
         bptt: which recurrences keep gradients; None: all.
         logit_softcap: logits are capped as c·tanh(logits/c).
         rope_bf16: round the rotary tables to bfloat16, as checkpoints of the paper's public code expect.
@@ -105,6 +112,8 @@ class LoopedTransformer(Component, nn.Module):
         injection: Callable[[int], Injection] = LinearInjection,
         lanes: Callable[[int, int], Lanes] = SingleLane,
         residual: Callable[[int, int], Residual] = PlainResidual,
+        layer: Callable[[LayerSizes], Layer] = PreNormLayer,
+        layer_in_block_only: bool = False,
         bptt: BPTTStrategy | None = None,
         logit_softcap: float = 15.0,
         rope_bf16: bool = False,
@@ -123,15 +132,21 @@ class LoopedTransformer(Component, nn.Module):
 
         sizes = {"d_model": d_model, "num_recurrences": num_recurrences}
 
-        def layers(n: int, residual: Any = PlainResidual) -> nn.ModuleList:
-            join = partial(SEAMS["residual"].build, residual, sizes)
-            return nn.ModuleList(Block(d_model, head_dim, n_kv_heads, join) for _ in range(n))
+        def layers(n: int, r: int = 1, join: Any = PlainResidual, layer: Any = layer) -> nn.ModuleList:
+            about = LayerSizes(
+                d_model, head_dim, n_kv_heads, r, partial(SEAMS["residual"].build, join, sizes)
+            )
+            return nn.ModuleList(SEAMS["layer"].build(layer, {"sizes": about}) for _ in range(n))
 
+        once = partial(layers, layer=PreNormLayer if layer_in_block_only else layer)
         padded = round_up(vocab_size, VOCAB_UNIT)
         self.embedding = nn.Embedding(padded, d_model)
-        self.prelude = layers(prelude_layers)
-        self.block = layers(recurrent_layers, residual)
-        self.coda = layers(coda_layers)
+        self.prelude = once(prelude_layers)
+        self.block = layers(recurrent_layers, num_recurrences, residual)
+        self.coda = once(coda_layers)
+        found = [m for m in self.block.modules() if isinstance(m, Residual)]
+        # In a list, so that one which no layer uses is not a module of the model.
+        self._residual = found[:1] or [SEAMS["residual"].build(residual, sizes)]
         self.injection: Injection = SEAMS["injection"].build(injection, sizes)
         self.lanes: Lanes = SEAMS["lanes"].build(lanes, sizes)
         self.bptt: BPTTStrategy = SEAMS["bptt"].build(bptt, sizes)
@@ -165,7 +180,12 @@ class LoopedTransformer(Component, nn.Module):
     @property
     def residual(self) -> Residual:
         """One of the residuals of the recurrent block, which are all built alike."""
-        return next(m for m in self.block.modules() if isinstance(m, Residual))
+        return self._residual[0]
+
+    @property
+    def layer(self) -> Layer:
+        """The first layer of the recurrent block, whose layers are all built alike."""
+        return self.block[0]  # type: ignore[return-value]
 
     def hidden(
         self, tokens: Tensor, num_recurrences: int | None = None, cache: Cache | None = None
@@ -179,52 +199,86 @@ class LoopedTransformer(Component, nn.Module):
         """
         r = self.num_recurrences if num_recurrences is None else num_recurrences
         self.check_recurrences(r)
+        once, context = self._start(tokens, cache)
+        x = self._prelude(tokens, context, once)
+        return self._coda(self._loop(x, context, r, cache), context, once)
+
+    def states(self, tokens: Tensor, num_recurrences: int | None = None) -> list[Tensor]:
+        """What the coda would read (B,T,d) after each recurrence, for int64 tokens (B,T). `read_out` reads them.
+
+        `num_recurrences` is as in `hidden`.
+        """
+        r = self.num_recurrences if num_recurrences is None else num_recurrences
+        self.check_recurrences(r)
+        _, context = self._start(tokens, None)
+        kept: dict[int, Tensor] = dict.fromkeys(range(r), tokens)
+        self._loop(self._prelude(tokens, context, None), context, r, None, kept)
+        return list(kept.values())
+
+    def read_out(self, state: Tensor) -> Tensor:
+        """Normalised output (B,T,d) of the coda, which `logits` reads, from a state of `states`."""
+        return self._coda(state, LoopContext(*self.rotary(state.shape[1])), None)
+
+    def _start(self, tokens: Tensor, cache: Cache | None) -> tuple[KeyValueSlot | None, LoopContext]:
         if cache is None:
-            once, (cos, sin) = None, self.rotary(tokens.shape[1])
-        else:
-            once, (cos, sin) = cache.once, self.rotary.at(cache.positions, cache.filled)
+            return None, LoopContext(*self.rotary(tokens.shape[1]))
+        return cache.once, LoopContext(*self.rotary.at(cache.positions, cache.filled))
+
+    def _prelude(self, tokens: Tensor, context: LoopContext, cache: KeyValueSlot | None) -> Tensor:
         # The table may be bf16; from here on the residual stream has the norms' precision.
         x = self.norm_emb(self.embedding(tokens).to(self.norm_emb.weight.dtype))
-        for layer in self.prelude:
-            x = layer(x, cos, sin, once)
-        return self._coda(self._loop(x, cos, sin, r, cache), cos, sin, once)
+        return _through(self.prelude, x, context, cache)[0]
 
-    def _coda(self, x: Tensor, cos: Tensor, sin: Tensor, cache: KeyValueSlot | None) -> Tensor:
-        for layer in self.coda:
-            x = layer(x, cos, sin, cache)
-        return self.norm_final(x)
+    def _coda(self, x: Tensor, context: LoopContext, cache: KeyValueSlot | None) -> Tensor:
+        return self.norm_final(_through(self.coda, x, context, cache)[0])
 
-    def _loop(self, e: Tensor, cos: Tensor, sin: Tensor, num_recurrences: int, cache: Cache | None) -> Tensor:
+    def _loop(
+        self,
+        e: Tensor,
+        context: LoopContext,
+        num_recurrences: int,
+        cache: Cache | None,
+        kept: dict[int, Tensor] | None = None,
+    ) -> Tensor:
+        """What the coda reads (B,T,d) in the end; also, for each recurrence that `kept` names, what it would read."""
         early, once = (None, None) if cache is None else (cache.exit, cache.once)
 
         def logits(x: Tensor) -> Tensor:
-            return self.logits(self._coda(x, cos, sin, once))
+            return self.logits(self._coda(x, context, once))
 
         state = self.lanes.expand(self.injection.initial_state(e))
+        memory: Memory = (None,) * len(self.block)
         for i in range(num_recurrences):
+            about = replace(context, i=i, num_recurrences=num_recurrences, e=e)
             keeps = self.bptt.keeps_grad(i, num_recurrences)
             with torch.set_grad_enabled(keeps and torch.is_grad_enabled()):
                 if self.recompute and torch.is_grad_enabled():
-                    state = checkpoint(
-                        self.recurrence, e, state, cos, sin, i, use_reentrant=False, preserve_rng_state=False
+                    state, memory = checkpoint(
+                        self.recurrence, state, memory, about, use_reentrant=False, preserve_rng_state=False
                     )
                 else:
                     slot = None if cache is None else cache.recurrence(i)
-                    state = self.recurrence(e, state, cos, sin, i, slot)
+                    state, memory = self.recurrence(state, memory, about, slot)
             if self.observer is not None:
                 self.observer(i, state)
+            if kept is not None and i in kept:
+                kept[i] = self.lanes.reduce(state)
             if early is not None and early.settled(i, self.lanes.reduce(state), logits):
                 break
         return self.lanes.reduce(state) if early is None else early.output
 
     def recurrence(
-        self, e: Tensor, state: State, cos: Tensor, sin: Tensor, i: int, cache: KeyValueSlot | None = None
-    ) -> State:
-        """Lane state after recurrence `i`, from the prelude's output e (B,T,d) and the state before it."""
-        u = self.injection(e, self.lanes.read(state, i), i)
-        for layer in self.block:
-            u = layer(u, cos, sin, cache)
-        return self.lanes.write(state, self.norm_recur(u), i)
+        self, state: State, memory: Memory, context: LoopContext, cache: KeyValueSlot | None = None
+    ) -> tuple[State, Memory]:
+        """Lane state and memory after a recurrence, from those before it.
+
+        `context` holds the recurrence i and the prelude's output e (B,T,d). The memory has an entry for each layer of
+        the block: what the layer returned at the recurrence before, or None.
+        """
+        assert context.e is not None
+        u = self.injection(context.e, self.lanes.read(state, context.i), context.i)
+        u, memory = _through(self.block, u, context, cache, memory)
+        return self.lanes.write(state, self.norm_recur(u), context.i), memory
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, **overrides: Any) -> LoopedTransformer:
@@ -265,6 +319,18 @@ class LoopedTransformer(Component, nn.Module):
         # At least fp32; a float64 model keeps its precision.
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return self.logit_softcap * torch.tanh(logits / self.logit_softcap)
+
+
+def _through(
+    layers: nn.ModuleList, x: Tensor, context: LoopContext, cache: KeyValueSlot | None, memory: Memory = ()
+) -> tuple[Tensor, Memory]:
+    """The stream x (B,T,d) after all layers, and what each of them returns for its next use."""
+    after = []
+    for layer, own in zip_longest(layers, memory):
+        out = layer(x, context if own is None else replace(context, memory=own), cache)
+        x, own = out if isinstance(out, tuple) else (out, None)
+        after.append(own)
+    return x, tuple(after)
 
 
 def size_of(d_model: int) -> int | float:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from looped_lm import LoopedTransformer, MuonH
+from looped_lm import LoopContext, LoopedTransformer, MuonH
 from looped_lm.model.accounting import flops_per_token, parameter_roles
 from looped_lm.model.compilation import compile_in_place
 from tests.support.shipped import shipped
@@ -35,11 +35,11 @@ def plain_loss(model: LoopedTransformer, tokens: Tensor, targets: Tensor) -> Ten
 
     Detaching the state cuts off recurrences without gradients. Calling `forward` directly avoids the compiled call.
     """
-    cos, sin = model.rotary(tokens.shape[1])
+    context = LoopContext(*model.rotary(tokens.shape[1]))
 
     def through(layers: Iterable[nn.Module], x: Tensor) -> Tensor:
         for layer in layers:
-            x = layer.forward(x, cos, sin)
+            x = layer.forward(x, context)
         return x
 
     e = through(model.prelude, model.norm_emb(model.embedding(tokens)))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from callbacks import GradientShare
-from looped_lm import HyperConnectionLanes, LoopedLM, PassthroughInjection, Steps, TruncatedBPTT
+from looped_lm import HyperConnectionLanes, LoopContext, LoopedLM, PassthroughInjection, Steps, TruncatedBPTT
 from tests.support.own_components import FewerAndFewer
 from tests.support.recording_logger import RecordingLogger
 from tests.support.tiny import TinyData, perturb, tiny_lm, tiny_trainer
@@ -20,15 +20,15 @@ def plain_shares(lm: LoopedLM, batches: list[Any], forward_only: int = 0) -> lis
     """Norms of the loss's gradient with respect to the block's outputs, over all batches, by torch.autograd.grad."""
     model, squares = lm.model, [0.0] * lm.model.num_recurrences
     for inputs, targets in batches:
-        cos, sin = model.rotary(inputs.shape[1])
+        context = LoopContext(*model.rotary(inputs.shape[1]))
         e = model.norm_emb(model.embedding(inputs))
         for layer in model.prelude:
-            e = layer(e, cos, sin)
+            e = layer(e, context)
         state, outputs = model.lanes.expand(model.injection.initial_state(e)), list[Tensor]()
         for i in range(model.num_recurrences):
             u = model.injection(e, model.lanes.read(state, i), i)
             for layer in model.block:
-                u = layer(u, cos, sin)
+                u = layer(u, context)
             outputs.append(model.norm_recur(u))
             if i < forward_only:
                 outputs[i] = outputs[i].detach()
@@ -37,7 +37,7 @@ def plain_shares(lm: LoopedLM, batches: list[Any], forward_only: int = 0) -> lis
                 state = state.detach()
         x = model.lanes.reduce(state)
         for layer in model.coda:
-            x = layer(x, cos, sin)
+            x = layer(x, context)
         logits = model.logits(model.norm_final(x))
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()) / len(batches)
         for i, gradient in enumerate(torch.autograd.grad(loss, outputs[forward_only:])):

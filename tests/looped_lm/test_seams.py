@@ -23,6 +23,7 @@ from looped_lm import (
     LoopedLM,
     LoopedTransformer,
     ScaledResidual,
+    SwiGLULayer,
     TruncatedBPTT,
 )
 from looped_lm.common.errors import UserError
@@ -30,6 +31,7 @@ from looped_lm.configuration.config_files import BASE, LAYOUT, is_architecture
 from looped_lm.conformance import ConformanceError, checks
 from looped_lm.loop.component import PerRecurrence, class_path
 from looped_lm.loop.lanes import State
+from looped_lm.loop.layer import LoopContext
 from looped_lm.loop.recurrences import LogNormalPoisson
 from looped_lm.model.accounting import count_parameters, flops_per_token, parameter_roles
 from looped_lm.seams import SEAMS, Seam
@@ -44,6 +46,7 @@ OTHERS: dict[str, Any] = {
     "injection": AdditiveInjection,
     "lanes": HyperConnectionLanes,
     "residual": ScaledResidual,
+    "layer": SwiGLULayer,
     "bptt": TruncatedBPTT(1),
     "recurrences": LogNormalPoisson,
 }
@@ -155,12 +158,14 @@ class GatedTransformer(LoopedTransformer):
             super().refuse_untrainable(drawn)
 
     def recurrence(
-        self, e: Tensor, state: State, cos: Tensor, sin: Tensor, i: int, cache: Any = None
-    ) -> State:
-        u = self.injection(e, self.lanes.read(state, i), i)
+        self, state: State, memory: Any, context: LoopContext, cache: Any = None
+    ) -> tuple[State, Any]:
+        assert context.e is not None
+        i = context.i
+        u = self.injection(context.e, self.lanes.read(state, i), i)
         for layer in self.block:
-            u = layer(u, cos, sin, cache)
-        return self.lanes.write(state, self.gate(self.norm_recur(u), i), i)
+            u = layer(u, context, cache)
+        return self.lanes.write(state, self.gate(self.norm_recur(u), i), i), memory
 
 
 @pytest.fixture

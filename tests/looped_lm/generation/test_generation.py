@@ -11,7 +11,13 @@ import torch
 
 from datamodules import ByteTokenizer
 from datamodules.tokenizers import JSONTokenizer
-from looped_lm import AdditiveInjection, HyperConnectionLanes, LinearInjection, PassthroughInjection
+from looped_lm import (
+    AdditiveInjection,
+    HyperConnectionLanes,
+    LinearInjection,
+    LoopContext,
+    PassthroughInjection,
+)
 from looped_lm.generation import (
     CachedDecoder,
     Decoder,
@@ -105,8 +111,8 @@ def slot_reference(model: LoopedTransformer, ids: list[int], used: list[int], k:
     def layer(module: Any, x: torch.Tensor, past: list[torch.Tensor]) -> torch.Tensor:
         """The layer at the last position, if it reads `past` at earlier positions."""
         both = torch.stack([*past, x])[None]
-        cos, sin = model.rotary(both.shape[1])
-        return module(both, cos, sin)[0, -1]
+        context = LoopContext(*model.rotary(both.shape[1]))
+        return module(both, context)[0, -1]
 
     def seen(own: list[torch.Tensor], i: int) -> torch.Tensor:
         return own[max((n for n in range(len(own)) if n % k == i % k), default=len(own) - 1)]

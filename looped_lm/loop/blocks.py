@@ -1,4 +1,4 @@
-"""Layers of the transformer: rotary embedding, attention, MLP, pre-norm block.
+"""The paper's layer and its parts: rotary embedding, attention, MLP.
 
 B batch rows, T sequence length, d = d_model, h query heads, g key/value heads, c = head_dim.
 Source: arXiv 2604.21106, section 3; no biases, no dropout, RMSNorm eps 1e-6.
@@ -7,16 +7,21 @@ Source: arXiv 2604.21106, section 3; no biases, no dropout, RMSNorm eps 1e-6.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from looped_lm.loop.residual import Residual
+from looped_lm.loop.component import ModelComponent
+from looped_lm.loop.layer import KeyValueSlot, Layer, LayerSizes, LoopContext
 
 NORM_EPS = 1e-6
+
+
+def count(module: nn.Module) -> int:
+    """Number of parameters of a module; shared ones count once."""
+    return sum(p.numel() for p in module.parameters())
 
 
 def rms_norm(d_model: int) -> nn.RMSNorm:
@@ -67,13 +72,6 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((x1 * cos + x2 * sin, x2 * cos - x1 * sin), dim=-1)
 
 
-class KeyValueSlot(Protocol):
-    """Where a layer stores its keys and values in generation, and finds those of earlier tokens."""
-
-    def extend(self, layer: nn.Module, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Add k and v (B,g,T,c); all keys and values so far, and the mask (None: plain causal attention)."""
-
-
 class Attention(nn.Module):
     """Causal self-attention with rotary embedding, then RMSNorm without scale on queries and keys."""
 
@@ -87,23 +85,35 @@ class Attention(nn.Module):
         self.out = nn.Linear(d_model, d_model, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: KeyValueSlot | None = None) -> Tensor:
-        b, t, d = x.shape
-        q = self.q(x).view(b, t, self.n_heads, self.head_dim).transpose(1, 2)
+        return self.attend(x, cos, sin, self.keys_values(x, cos, sin, cache))
+
+    def keys_values(
+        self, x: Tensor, cos: Tensor, sin: Tensor, cache: KeyValueSlot | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Keys and values (B,g,S,c) of x (B,T,d) after those in the cache, and the mask (None: causal)."""
+        b, t, _ = x.shape
         k = self.k(x).view(b, t, self.n_kv_heads, self.head_dim).transpose(1, 2)
         v = self.v(x).view(b, t, self.n_kv_heads, self.head_dim).transpose(1, 2)
-        q = F.rms_norm(rotate(q, cos, sin), (self.head_dim,), eps=NORM_EPS)
-        k = F.rms_norm(rotate(k, cos, sin), (self.head_dim,), eps=NORM_EPS)
         # Mixed precision leaves the norms in fp32; attention needs a single dtype.
-        q, k = q.to(v.dtype), k.to(v.dtype)
-        k, v, mask = (k, v, None) if cache is None else cache.extend(self, k, v)
+        k = F.rms_norm(rotate(k, cos, sin), (self.head_dim,), eps=NORM_EPS).to(v.dtype)
+        return (k, v, None) if cache is None else cache.extend(self, k, v)
+
+    def attend(
+        self, x: Tensor, cos: Tensor, sin: Tensor, keys_values: tuple[Tensor, Tensor, Tensor | None]
+    ) -> Tensor:
+        """Output (B,T,d) for the queries of x (B,T,d) over keys and values of `keys_values`."""
+        b, t, d = x.shape
+        k, v, mask = keys_values
+        q = self.q(x).view(b, t, self.n_heads, self.head_dim).transpose(1, 2)
+        q = F.rms_norm(rotate(q, cos, sin), (self.head_dim,), eps=NORM_EPS).to(v.dtype)
         y = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.n_kv_heads != self.n_heads
         )
         return self.out(y.transpose(1, 2).reshape(b, t, d))
 
-    def attention_flops_per_token(self, seq_len: int) -> int:
-        """Forward FLOPs per token of QKᵀ and the weighted sum of values over `seq_len` keys, not halved."""
-        return 2 * 2 * self.n_heads * self.head_dim * seq_len
+    def flops_per_key(self) -> int:
+        """Forward FLOPs per token and key of QKᵀ and of the weighted sum of values."""
+        return 2 * 2 * self.n_heads * self.head_dim
 
 
 class MLP(nn.Module):
@@ -118,24 +128,42 @@ class MLP(nn.Module):
         return self.fc_out(F.relu(self.fc_in(x)).square())
 
 
-class Block(nn.Module):
-    """Pre-norm layer: x + Attn(norm(x)), then x + MLP(norm(x)); each sum has its own `residual`."""
+class PreNormLayer(Layer):
+    """x + Attn(norm(x)), then x + MLP(norm(x)); each sum has its own residual.
 
-    def __init__(
-        self, d_model: int, head_dim: int, n_kv_heads: int, residual: Callable[[], Residual]
-    ) -> None:
+    A subclass may put other modules in the place of `attn` and `mlp`, which are made by `attention` and `feed_forward`.
+    """
+
+    def __init__(self, sizes: LayerSizes) -> None:
         super().__init__()
-        self.norm_attn = rms_norm(d_model)
-        self.attn = Attention(d_model, head_dim, n_kv_heads)
-        self.norm_mlp = rms_norm(d_model)
-        self.mlp = MLP(d_model)
-        self.residual_attn, self.residual_mlp = residual(), residual()
+        self.norm_attn = rms_norm(sizes.d_model)
+        self.attn = self.attention(sizes)
+        self.norm_mlp = rms_norm(sizes.d_model)
+        self.mlp = self.feed_forward(sizes)
+        self.residual_attn, self.residual_mlp = sizes.residual(), sizes.residual()
         # Uniform(-a, a) with a = sqrt(3 / fan_in): standard deviation 1/sqrt(fan_in).
         for module in (*self.attn.modules(), *self.mlp.modules()):
             if isinstance(module, nn.Linear):
                 bound = math.sqrt(3.0 / module.in_features)
                 nn.init.uniform_(module.weight, -bound, bound)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: KeyValueSlot | None = None) -> Tensor:
-        x = self.residual_attn(x, self.attn(self.norm_attn(x), cos, sin, cache))
+    def attention(self, sizes: LayerSizes) -> Attention:
+        """The module `attn`, whose matrices the constructor initialises."""
+        return Attention(sizes.d_model, sizes.head_dim, sizes.n_kv_heads)
+
+    def feed_forward(self, sizes: LayerSizes) -> nn.Module:
+        """The module `mlp`, whose matrices the constructor initialises."""
+        return MLP(sizes.d_model)
+
+    def forward(
+        self, x: Tensor, context: LoopContext, cache: KeyValueSlot | None = None
+    ) -> Tensor | tuple[Tensor, Any]:
+        x = self.residual_attn(x, self.attn(self.norm_attn(x), context.cos, context.sin, cache))
         return self.residual_mlp(x, self.mlp(self.norm_mlp(x)))
+
+    def flops_per_token(self, seq_len: float = 0.0, i: int = 0) -> float:
+        """2 per parameter, what components inside say of theirs, and attention over `seq_len` keys."""
+        parts = [m for m in self.modules() if isinstance(m, ModelComponent) and m is not self]
+        weights = count(self) - sum(map(count, parts))
+        attention = sum(m.flops_per_key() for m in self.modules() if isinstance(m, Attention)) * seq_len
+        return 2 * weights + attention + sum(m.flops_per_token() for m in parts)
