@@ -149,7 +149,12 @@ class RunRecord:
 
 TRAINING_COMPONENTS = ("optimizer", "horizon", "transfer", "schedule")
 """Components of a record that do not belong to its architecture; all others do."""
-UNNAMED_COMPONENTS = {"lanes": "SingleLane", "residual": "PlainResidual", "recurrences": "FixedRecurrences"}
+UNNAMED_COMPONENTS = {
+    "lanes": "SingleLane",
+    "residual": "PlainResidual",
+    "objective": "FinalCrossEntropy",
+    "recurrences": "FixedRecurrences",
+}
 """Seam -> the component that a label leaves out: models made before the seam existed behave like it."""
 _GRADIENTS = ("bptt", "recurrences")
 # What CSV files call the shipped components, so that a record and a CSV row can be of one architecture.

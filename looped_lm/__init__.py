@@ -23,6 +23,8 @@ _NAMES = {
     "loop.variants.doubly_stochastic_lanes": "DoublyStochasticLanes",
     "loop.residual": "Residual PlainResidual ScaledResidual",
     "loop.bptt": "BPTTStrategy FullBPTT TruncatedBPTT",
+    "loop.objective": "Objective FinalCrossEntropy",
+    "loop.variants.weighted_recurrences": "WeightedRecurrences",
     "loop.recurrences": "RecurrenceSampler FixedRecurrences LogNormalPoisson",
     "training.optim": "MuonH",
     "training.schedules": "Horizon FlopsBudget TokenBudget TokensPerParameter Steps HyperP LinearSchedule",

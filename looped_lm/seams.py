@@ -15,6 +15,7 @@ from looped_lm.loop.bptt import BPTTStrategy, FullBPTT
 from looped_lm.loop.component import Component, Spec, build, callable_spec, component_spec
 from looped_lm.loop.injection import Injection, LinearInjection
 from looped_lm.loop.lanes import Lanes, SingleLane
+from looped_lm.loop.objective import FinalCrossEntropy, Objective
 from looped_lm.loop.recurrences import FixedRecurrences, RecurrenceSampler
 from looped_lm.loop.residual import PlainResidual, Residual
 
@@ -58,6 +59,7 @@ SEAMS: dict[str, Seam] = {
         Seam("lanes", Lanes, SingleLane, ("d_model", "num_recurrences"), later=False),
         Seam("residual", Residual, PlainResidual, ("d_model", "num_recurrences")),
         Seam("bptt", BPTTStrategy, FullBPTT, later=False),
+        Seam("objective", Objective, FinalCrossEntropy, ("d_model", "num_recurrences")),
         Seam("recurrences", RecurrenceSampler, FixedRecurrences, ("num_recurrences",), of_training=True),
     )
 }

@@ -43,6 +43,7 @@ TOGETHER: Components = {
     "optimizer": ("SignDescent", {"scale": 2.0}),
 }
 OTHERS: Components = {
+    "objective": ("GatedLosses", {"bonus": 0.2}),
     "residual": ("LayerScale", {"start": 0.2}),
     "recurrences": ("Counts", {"counts": [2, 4]}),
 }
@@ -69,7 +70,7 @@ def test_every_axis_has_a_component_of_ones_own() -> None:
     assert {*SEAMS, "optimizer"} == {*TOGETHER, *OTHERS}
 
 
-def test_a_residual_and_a_sampler_of_ones_own_train_by_class_path(
+def test_a_residual_an_objective_and_a_sampler_of_ones_own_train_by_class_path(
     run_cli: Any, in_folder: Path, tiny_data_dir: Path
 ) -> None:
     record = trained(run_cli, in_folder, tiny_data_dir, OTHERS)
@@ -78,7 +79,10 @@ def test_a_residual_and_a_sampler_of_ones_own_train_by_class_path(
     assert record["parameters"]["block"] == block
     # A step of 2 recurrences and one of 4, all with gradients: 3 each on average.
     recurrence = 2 * block + 4 * ATTENTION + 2 * (2 * D * D)
-    assert record["flops_per_token"] == AROUND + 3 * 3 * recurrence
+    # The objective reads two states, through coda, head and its gate.
+    reading = 3 * (2 * 2 * LAYER + 2 * ATTENTION + 2 * D * 320)
+    assert record["flops_per_token"] == AROUND + reading + 3 * 2 * 2 * D + 3 * 3 * recurrence
+    assert record["parameters"]["norms"] == 3 * D + D
 
 
 def test_components_of_ones_own_train_by_class_path(

@@ -10,10 +10,10 @@ In your own project, with pytest:
     def test_gated_injection(check):
         check()
 
-`checks` takes what `LoopedLM` takes (`injection`, `lanes`, `residual`, `bptt`, `recurrences`, `optimizer`, alone or
-together), as classes, `functools.partial` of classes, or class_path and init_args. Each check tries a tiny model and
-raises `ConformanceError` with what is wrong. Without pytest, `for check in checks(...): check()` does the same; a
-script needs the guard `if __name__ == "__main__":` around it, since one check starts processes.
+`checks` takes what `LoopedLM` takes (`injection`, `lanes`, `residual`, `bptt`, `objective`, `recurrences`, `optimizer`,
+alone or together), as classes, `functools.partial` of classes, or class_path and init_args. Each check tries a tiny
+model and raises `ConformanceError` with what is wrong. Without pytest, `for check in checks(...): check()` does the
+same; a script needs the guard `if __name__ == "__main__":` around it, since one check starts processes.
 """
 
 from __future__ import annotations

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Mapping
 from looped_lm.common.errors import UserError
 from looped_lm.loop.bptt import BPTTStrategy
 from looped_lm.loop.injection import Injection
+from looped_lm.loop.objective import Objective
 
 
 def refuse_untrainable(
     injection: Injection,
     bptt: BPTTStrategy,
+    objective: Objective,
     step_specific: Mapping[str, str],
     num_recurrences: int,
     drawn: Iterable[int] = (),
@@ -32,6 +34,7 @@ def refuse_untrainable(
             "get no gradient in some steps. Use FixedRecurrences with it, or {} with counts that vary.",
         )
     for r in counts:
+        read = objective.readings(r)
         kept = [bptt.keeps_grad(i, r) for i in range(r)]
         if not kept[-1] or kept != sorted(kept):
             raise UserError(
@@ -42,6 +45,12 @@ def refuse_untrainable(
         if all(kept):
             continue
         cut = f"{type(bptt).__name__} runs {kept.count(False)} of {r} recurrences without gradients"
+        if idle := [i for i in read if not kept[i]]:
+            raise UserError(
+                f"{cut}, and {type(objective).__name__} reads the states after recurrences {idle} among them: a loss "
+                "there would train coda and head alone, and not the loop. Use FullBPTT or a longer window, or read "
+                f"recurrences from {kept.index(True)} on."
+            )
         _refuse_specific(
             step_specific, cut, "never train there. Use FullBPTT with it, or {} with truncation."
         )

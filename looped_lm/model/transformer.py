@@ -20,6 +20,7 @@ from looped_lm.loop.bptt import BPTTStrategy
 from looped_lm.loop.component import Component, PerRecurrence
 from looped_lm.loop.injection import Injection, LinearInjection
 from looped_lm.loop.lanes import Lanes, SingleLane, State
+from looped_lm.loop.objective import FinalCrossEntropy, Objective
 from looped_lm.loop.residual import PlainResidual, Residual
 from looped_lm.loop.trainability import refuse_untrainable
 from looped_lm.model.blocks import Block, KeyValueSlot, Rotary, rms_norm
@@ -82,6 +83,7 @@ class LoopedTransformer(Component, nn.Module):
         lanes: factory `(d_model, num_recurrences) -> Lanes`, likewise.
         residual: factory `(d_model, num_recurrences) -> Residual` of the block's branches, likewise.
         bptt: which recurrences keep gradients; None: all.
+        objective: factory `(d_model, num_recurrences) -> Objective` that training minimises, likewise.
         logit_softcap: logits are capped as c·tanh(logits/c).
         rope_bf16: round the rotary tables to bfloat16, as checkpoints of the paper's public code expect.
         recompute: run each recurrence again in the backward pass: less memory for about a third more time. Same
@@ -106,6 +108,7 @@ class LoopedTransformer(Component, nn.Module):
         lanes: Callable[[int, int], Lanes] = SingleLane,
         residual: Callable[[int, int], Residual] = PlainResidual,
         bptt: BPTTStrategy | None = None,
+        objective: Callable[[int, int], Objective] = FinalCrossEntropy,
         logit_softcap: float = 15.0,
         rope_bf16: bool = False,
         recompute: bool = False,
@@ -135,6 +138,7 @@ class LoopedTransformer(Component, nn.Module):
         self.injection: Injection = SEAMS["injection"].build(injection, sizes)
         self.lanes: Lanes = SEAMS["lanes"].build(lanes, sizes)
         self.bptt: BPTTStrategy = SEAMS["bptt"].build(bptt, sizes)
+        self.objective: Objective = SEAMS["objective"].build(objective, sizes)
         self.norm_emb, self.norm_recur, self.norm_final = (rms_norm(d_model) for _ in range(3))
         self.head = nn.Linear(d_model, padded, bias=False)
         self.rotary = Rotary(head_dim, seq_len, rope_bf16)
@@ -151,15 +155,47 @@ class LoopedTransformer(Component, nn.Module):
     def forward(
         self, tokens: Tensor, targets: Tensor | None = None, num_recurrences: int | None = None
     ) -> Tensor:
-        """Soft-capped fp32 logits (B,T,V) of int64 tokens (B,T); with targets (B,T) the mean loss in nats per token.
+        """Soft-capped fp32 logits (B,T,V) of int64 tokens (B,T); with targets (B,T) the total of the objective.
 
-        The loss never holds the logits of all tokens at once. `num_recurrences` is as in `hidden`.
+        No loss ever holds the logits of all tokens at once. `num_recurrences` is as in `hidden`.
         """
-        hidden = self.hidden(tokens, num_recurrences)
         if targets is None:
-            return self.logits(hidden)
+            return self.logits(self.hidden(tokens, num_recurrences))
+        return self.losses(tokens, targets, num_recurrences)[0]
+
+    def losses(
+        self, tokens: Tensor, targets: Tensor, num_recurrences: int | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The objective's total and named terms, all scalars; arguments as in `forward`, and raises what `hidden` does.
+
+        Raises:
+            UserError: the objective cannot read this count, or returns no scalar tensors.
+        """
+        r = self.num_recurrences if num_recurrences is None else num_recurrences
+        self.check_recurrences(r)
+        cos, sin = self.rotary(tokens.shape[1])
+        *early, last = self.objective.readings(r)
+        kept = dict.fromkeys(early, tokens)  # Each place is filled by the loop.
+        kept[last] = self._loop(self._prelude(tokens, cos, sin, None), cos, sin, r, None, kept)
+
+        def read(state: Tensor, weights: Tensor | None) -> Tensor:
+            return self._cross_entropy(self._coda(state, cos, sin, None), targets, weights)
+
+        return self.objective.checked(kept, read, {})
+
+    def cross_entropy(self, tokens: Tensor, targets: Tensor, num_recurrences: int | None = None) -> Tensor:
+        """Mean cross entropy after the last recurrence, in nats per token, whatever the objective."""
+        return self._cross_entropy(self.hidden(tokens, num_recurrences), targets)
+
+    def _cross_entropy(self, hidden: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+        flat = None if weights is None else weights.flatten()
         return softcapped_cross_entropy(
-            hidden.flatten(0, 1), self.head.weight, targets.flatten(), self.vocab_size, self.logit_softcap
+            hidden.flatten(0, 1),
+            self.head.weight,
+            targets.flatten(),
+            self.vocab_size,
+            self.logit_softcap,
+            flat,
         )
 
     @property
@@ -183,18 +219,31 @@ class LoopedTransformer(Component, nn.Module):
             once, (cos, sin) = None, self.rotary(tokens.shape[1])
         else:
             once, (cos, sin) = cache.once, self.rotary.at(cache.positions, cache.filled)
+        e = self._prelude(tokens, cos, sin, once)
+        return self._coda(self._loop(e, cos, sin, r, cache), cos, sin, once)
+
+    def _prelude(self, tokens: Tensor, cos: Tensor, sin: Tensor, cache: KeyValueSlot | None) -> Tensor:
         # The table may be bf16; from here on the residual stream has the norms' precision.
         x = self.norm_emb(self.embedding(tokens).to(self.norm_emb.weight.dtype))
         for layer in self.prelude:
-            x = layer(x, cos, sin, once)
-        return self._coda(self._loop(x, cos, sin, r, cache), cos, sin, once)
+            x = layer(x, cos, sin, cache)
+        return x
 
     def _coda(self, x: Tensor, cos: Tensor, sin: Tensor, cache: KeyValueSlot | None) -> Tensor:
         for layer in self.coda:
             x = layer(x, cos, sin, cache)
         return self.norm_final(x)
 
-    def _loop(self, e: Tensor, cos: Tensor, sin: Tensor, num_recurrences: int, cache: Cache | None) -> Tensor:
+    def _loop(
+        self,
+        e: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        num_recurrences: int,
+        cache: Cache | None,
+        kept: dict[int, Tensor] | None = None,
+    ) -> Tensor:
+        """State (B,T,d) after the last recurrence; `kept` is given those after the recurrences that it names."""
         early, once = (None, None) if cache is None else (cache.exit, cache.once)
 
         def logits(x: Tensor) -> Tensor:
@@ -211,6 +260,8 @@ class LoopedTransformer(Component, nn.Module):
                 else:
                     slot = None if cache is None else cache.recurrence(i)
                     state = self.recurrence(e, state, cos, sin, i, slot)
+            if kept and i in kept:
+                kept[i] = self.lanes.reduce(state)
             if self.observer is not None:
                 self.observer(i, state)
             if early is not None and early.settled(i, self.lanes.reduce(state), logits):
@@ -249,7 +300,7 @@ class LoopedTransformer(Component, nn.Module):
     def refuse_untrainable(self, drawn: Iterable[int] = ()) -> None:
         """Refuse (UserError) components that cannot train with the `drawn` counts; without any, with r."""
         specific = {type(c).__name__: SEAMS[key].default.__name__ for key, c in self.step_specific().items()}
-        refuse_untrainable(self.injection, self.bptt, specific, self.num_recurrences, drawn)
+        refuse_untrainable(self.injection, self.bptt, self.objective, specific, self.num_recurrences, drawn)
 
     def check_recurrences(self, num_recurrences: int) -> None:
         """Refuse (UserError) a count below 1, or beyond what a step-specific component has a rule for."""

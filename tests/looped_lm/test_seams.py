@@ -24,6 +24,7 @@ from looped_lm import (
     LoopedTransformer,
     ScaledResidual,
     TruncatedBPTT,
+    WeightedRecurrences,
 )
 from looped_lm.common.errors import UserError
 from looped_lm.configuration.config_files import BASE, LAYOUT, is_architecture
@@ -45,6 +46,7 @@ OTHERS: dict[str, Any] = {
     "lanes": HyperConnectionLanes,
     "residual": ScaledResidual,
     "bptt": TruncatedBPTT(1),
+    "objective": WeightedRecurrences,
     "recurrences": LogNormalPoisson,
 }
 

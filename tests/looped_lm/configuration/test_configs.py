@@ -32,6 +32,7 @@ ARCHITECTURES = {
     "r4_diagonal.yaml": ((2, 4, 2), 4, "DiagonalInjection", "SingleLane", "PlainResidual", "FullBPTT"),
     "r4_loop_index.yaml": ((2, 4, 2), 4, "LoopIndexInjection", "SingleLane", "PlainResidual", "FullBPTT"),
     "r4_scaled.yaml": ((2, 4, 2), 4, "LinearInjection", "SingleLane", "ScaledResidual", "FullBPTT"),
+    "r4_weighted.yaml": ((2, 4, 2), 4, "LinearInjection", "SingleLane", "PlainResidual", "FullBPTT"),
     "r4_mhc.yaml": (
         (2, 4, 2),
         4,
@@ -42,8 +43,11 @@ ARCHITECTURES = {
     ),
     "r8_sampled.yaml": ((2, 2, 2), 8, "LinearInjection", "SingleLane", "PlainResidual", "TruncatedBPTT"),
 }
-#: Configs whose training steps run other counts than the model's own.
-SAMPLERS = {"r8_sampled.yaml": {"recurrences": "LogNormalPoisson"}}
+#: Components of training: counts other than the model's own, and other objectives.
+OF_TRAINING = {
+    "r8_sampled.yaml": {"recurrences": "LogNormalPoisson"},
+    "r4_weighted.yaml": {"objective": "WeightedRecurrences"},
+}
 SCALES = ["base.yaml", "nano.yaml", "paper.yaml"]
 
 
@@ -79,7 +83,7 @@ def test_an_architecture_config_says_what_its_name_says_and_nothing_about_scale(
     assert model["num_recurrences"] == r
     components = {key: seam.default.__name__ for key, seam in SEAMS.items()}
     components |= {"injection": injection, "lanes": lanes, "residual": residual, "bptt": bptt}
-    components |= SAMPLERS.get(config, {})
+    components |= OF_TRAINING.get(config, {})
     for key, name in components.items():
         spec = model[key]
         assert (spec["class_path"] if isinstance(spec, dict) else spec) == f"looped_lm.{name}"

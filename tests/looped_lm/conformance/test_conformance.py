@@ -22,6 +22,7 @@ from looped_lm import (
     ScaledResidual,
     Steps,
     TruncatedBPTT,
+    WeightedRecurrences,
 )
 from looped_lm.conformance import Candidate, ConformanceError, checks
 from looped_lm.conformance.training import compiled_equals_eager, ddp_problems
@@ -30,6 +31,7 @@ from tests.support import mutants
 from tests.support.own_components import (
     Counts,
     GatedInjection,
+    GatedLosses,
     LastRecurrence,
     LayerScale,
     MeanLane,
@@ -53,10 +55,15 @@ COMPONENTS: dict[str, dict[str, Any]] = {
     "truncated": dict(bptt=TruncatedBPTT()),
     "truncated diagonal": dict(bptt=TruncatedBPTT(1), injection=DiagonalInjection),
     "truncated loop index": dict(bptt=TruncatedBPTT(), injection=LoopIndexInjection),
+    "weighted": dict(objective=WeightedRecurrences),
+    "weighted truncated": dict(
+        objective=partial(WeightedRecurrences, recurrences=[-1, 2], weights=[3.0, 1.0]), bptt=TruncatedBPTT()
+    ),
     "sampled": dict(recurrences=LogNormalPoisson, bptt=TruncatedBPTT()),
     "own injection": dict(injection=partial(GatedInjection, gate=0.5)),
     "own lanes": dict(lanes=MeanLane),
     "own residual": dict(residual=LayerScale),
+    "own objective": dict(objective=GatedLosses),
     "own bptt": dict(bptt=LastRecurrence()),
     "own recurrences": dict(recurrences=partial(Counts, counts=[1, 3, 5, 2])),
     "own optimizer": dict(optimizer=SignDescent),
@@ -98,6 +105,7 @@ MUTANTS: list[tuple[str, dict[str, Any], str]] = [
     ("flops", dict(injection=mutants.TooDear), "TooDear.flops_per_token"),
     ("flops", dict(residual=mutants.DearResidual), "DearResidual.flops_per_token"),
     ("flops", dict(lanes=mutants.HiddenProduct), "the accounting says"),
+    ("flops", dict(objective=mutants.ReadsTwice), "the accounting says"),
     ("one_recurrence", dict(injection=mutants.CallCounter), "At r = 1"),
     ("inputs", dict(lanes=mutants.InPlaceWrite), "InPlaceWrite.write changes its input"),
     ("inputs", dict(injection=mutants.InPlaceState), "InPlaceState.forward changes its input"),
