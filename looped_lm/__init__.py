@@ -25,6 +25,8 @@ _NAMES = {
     "loop.bptt": "BPTTStrategy FullBPTT TruncatedBPTT",
     "loop.objective": "Objective FinalCrossEntropy",
     "loop.variants.weighted_recurrences": "WeightedRecurrences",
+    "loop.variants.exit_distribution": "ExitDistribution",
+    "loop.variants.ponder": "PonderCost",
     "loop.recurrences": "RecurrenceSampler FixedRecurrences LogNormalPoisson",
     "training.optim": "MuonH",
     "training.schedules": "Horizon FlopsBudget TokenBudget TokensPerParameter Steps HyperP LinearSchedule",

@@ -33,6 +33,8 @@ ARCHITECTURES = {
     "r4_loop_index.yaml": ((2, 4, 2), 4, "LoopIndexInjection", "SingleLane", "PlainResidual", "FullBPTT"),
     "r4_scaled.yaml": ((2, 4, 2), 4, "LinearInjection", "SingleLane", "ScaledResidual", "FullBPTT"),
     "r4_weighted.yaml": ((2, 4, 2), 4, "LinearInjection", "SingleLane", "PlainResidual", "FullBPTT"),
+    "r4_exit.yaml": ((2, 4, 2), 4, "LinearInjection", "SingleLane", "PlainResidual", "FullBPTT"),
+    "r4_ponder.yaml": ((2, 4, 2), 4, "LinearInjection", "SingleLane", "PlainResidual", "FullBPTT"),
     "r4_mhc.yaml": (
         (2, 4, 2),
         4,
@@ -47,6 +49,8 @@ ARCHITECTURES = {
 OF_TRAINING = {
     "r8_sampled.yaml": {"recurrences": "LogNormalPoisson"},
     "r4_weighted.yaml": {"objective": "WeightedRecurrences"},
+    "r4_exit.yaml": {"objective": "ExitDistribution"},
+    "r4_ponder.yaml": {"objective": "PonderCost"},
 }
 SCALES = ["base.yaml", "nano.yaml", "paper.yaml"]
 
@@ -203,6 +207,10 @@ SWAPS = {
     "--model.residual=ScaledResidual --model.residual.gain=0.5": (
         "residual",
         {"class_path": "looped_lm.ScaledResidual", "init_args": {"gain": 0.5}},
+    ),
+    "--model.objective=PonderCost --model.objective.prior=0.4": (
+        "objective",
+        {"class_path": "looped_lm.PonderCost", "init_args": {"beta": 0.01, "prior": 0.4}},
     ),
     "--model.recurrences=LogNormalPoisson --model.recurrences.max_recurrences=9": (
         "recurrences",

@@ -13,12 +13,14 @@ from looped_lm import (
     AdditiveInjection,
     DiagonalInjection,
     DoublyStochasticLanes,
+    ExitDistribution,
     HyperConnectionLanes,
     HyperP,
     LogNormalPoisson,
     LoopedLM,
     LoopIndexInjection,
     PassthroughInjection,
+    PonderCost,
     ScaledResidual,
     Steps,
     TruncatedBPTT,
@@ -55,6 +57,8 @@ COMPONENTS: dict[str, dict[str, Any]] = {
     "truncated": dict(bptt=TruncatedBPTT()),
     "truncated diagonal": dict(bptt=TruncatedBPTT(1), injection=DiagonalInjection),
     "truncated loop index": dict(bptt=TruncatedBPTT(), injection=LoopIndexInjection),
+    "exit distribution": dict(objective=ExitDistribution),
+    "ponder cost": dict(objective=partial(PonderCost, beta=0.5, prior=0.4)),
     "weighted": dict(objective=WeightedRecurrences),
     "weighted truncated": dict(
         objective=partial(WeightedRecurrences, recurrences=[-1, 2], weights=[3.0, 1.0]), bptt=TruncatedBPTT()

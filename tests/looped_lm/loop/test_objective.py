@@ -14,12 +14,15 @@ from torch.utils.data import DataLoader
 
 from callbacks import DivergenceGuard
 from looped_lm import (
+    ExitDistribution,
     FinalCrossEntropy,
     HyperConnectionLanes,
     LogNormalPoisson,
     LoopedLM,
     LoopedTransformer,
     Objective,
+    PonderCost,
+    SingleLane,
     Steps,
     TruncatedBPTT,
     WeightedRecurrences,
@@ -77,7 +80,7 @@ def test_the_default_is_the_cross_entropy_after_the_last_recurrence_in_every_bit
 
 
 def test_a_state_that_is_read_early_is_that_of_a_shorter_loop() -> None:
-    """Lanes are reduced, weights are per token and in the model's own order."""
+    """Lanes are reduced, and weights belong to tokens."""
     model = moved(objective=GatedLosses, lanes=HyperConnectionLanes)
     states = []
     model.observer = lambda i, state: states.append(model.lanes.reduce(state))
@@ -269,3 +272,94 @@ def test_weighted_losses_count_from_the_end_for_every_count() -> None:
 def test_bad_weights_are_refused(arguments: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
         WeightedRecurrences(8, 4, **arguments)
+
+
+# ---- Exits -------------------------------------------------------------------------------------------------------
+
+
+def plain_exits(model: LoopedTransformer, r: int) -> tuple[Tensor, Tensor]:
+    """p and losses (r,N) of every token, one token and recurrence at a time."""
+    states: list[Tensor] = []
+    model.observer = lambda i, state: states.append(model.lanes.reduce(state))
+    inputs, targets = tokens()
+    model(inputs, num_recurrences=r)
+    model.observer = None
+    weight, bias = model.objective.gate.weight[0], model.objective.gate.bias[0]  # type: ignore[union-attr, index]
+    losses, p = [], []
+    for n in range(1, r + 1):
+        logs = model(inputs, num_recurrences=n).log_softmax(-1)
+        losses.append(-logs.gather(-1, targets.unsqueeze(-1)).flatten())
+    stays = torch.ones(targets.numel(), dtype=torch.float64)
+    for i, state in enumerate(states):
+        leaves = (
+            1 / (1 + torch.exp(-(state.flatten(0, 1) @ weight + bias)))
+            if i < r - 1
+            else torch.ones_like(stays)
+        )
+        p.append(stays * leaves)
+        stays = stays * (1 - leaves)
+    return torch.stack(p), torch.stack(losses)
+
+
+@pytest.mark.parametrize("r, lanes", [(2, SingleLane), (5, SingleLane), (R, HyperConnectionLanes)])
+def test_the_exit_distribution_is_the_plain_loop(r: int, lanes: Any) -> None:
+    model = moved(objective=partial(ExitDistribution, beta=0.2), lanes=lanes)
+    total, terms = model.losses(*tokens(), num_recurrences=r)
+    p, losses = plain_exits(model, r)
+    torch.testing.assert_close(p.sum(0), torch.ones_like(p[0]), rtol=1e-12, atol=0)
+    expected, entropy = (p * losses).sum(0).mean(), -(p * p.log()).sum(0).mean()
+    assert list(terms) == ["expected_loss", "mean_exit_step", "exit_entropy"]
+    torch.testing.assert_close(terms["expected_loss"], expected)
+    torch.testing.assert_close(terms["exit_entropy"], entropy)
+    torch.testing.assert_close(terms["mean_exit_step"], sum((i + 1) * p[i].mean() for i in range(r)))
+    assert_same(model, total, expected - 0.2 * entropy)
+
+
+@pytest.mark.parametrize("r", [2, R, 5])
+def test_the_ponder_cost_is_the_plain_loop(r: int) -> None:
+    model = moved(objective=partial(PonderCost, beta=0.2, prior=0.4))
+    total, terms = model.losses(*tokens(), num_recurrences=r)
+    p, losses = plain_exits(model, r)
+    q = [0.4 * 0.6**i for i in range(r)]
+    divergence = sum((p[i] * (p[i] * sum(q) / q[i]).log()).mean() for i in range(r))
+    expected = (p * losses).sum(0).mean()
+    torch.testing.assert_close(terms["prior_kl"], divergence)
+    assert list(terms) == ["expected_loss", "mean_exit_step", "prior_kl"]
+    assert_same(model, total, expected + 0.2 * divergence)
+
+
+@pytest.mark.parametrize("objective", [ExitDistribution, PonderCost])
+def test_exits_start_at_one_half_and_cost_a_reading_of_every_state(objective: type[Objective]) -> None:
+    model, plain = tiny_model(num_recurrences=R, objective=objective), tiny_model(num_recurrences=R)
+    states = {i: torch.randn(2, 5, 64) for i in range(R)}
+    p = model.objective.log_probabilities(states).exp()  # type: ignore[operator]
+    torch.testing.assert_close(p[:, 0, 0], torch.tensor([0.5, 0.25, 0.25]))
+    assert parameter_roles(model)["objective.gate.weight"] == "norm"
+    sections = count_parameters(model)
+    coda, head = 2 * sections.coda + 4 * 64 * 16, 2 * sections.head
+    gates = 3 * R * 2 * 65
+    assert flops_per_token(model, 16) - flops_per_token(plain, 16) == 3 * (R - 1) * (coda + head) + gates
+
+
+def test_a_gate_far_out_gives_finite_losses_and_gradients() -> None:
+    model = moved(objective=ExitDistribution)
+    with torch.no_grad():
+        model.objective.gate.bias.fill_(800.0)  # type: ignore[union-attr, operator]
+    total, terms = model.losses(*tokens())
+    assert float(terms["mean_exit_step"]) == pytest.approx(1.0) and bool(total.isfinite())
+    assert all(bool(g.isfinite().all()) for g in gradients(model, total).values())
+
+
+def test_exits_that_cannot_train_are_refused() -> None:
+    with pytest.raises(
+        UserError, match="ExitDistribution needs at least 2 recurrences in every step: with 1"
+    ):
+        tiny_model(num_recurrences=1, objective=ExitDistribution)
+    with pytest.raises(UserError, match=r"PonderCost reads the states after recurrences \[0, 1\]"):
+        tiny_model(num_recurrences=4, objective=PonderCost, bptt=TruncatedBPTT())
+    for beta in (-0.1, float("inf"), float("nan")):
+        with pytest.raises(UserError, match="beta is .*; it must be finite and not negative"):
+            ExitDistribution(8, 2, beta=beta)
+    for prior in (0.0, 1.0):
+        with pytest.raises(UserError, match=r"prior is .*; it must lie in \(0, 1\)"):
+            PonderCost(8, 2, prior=prior)
