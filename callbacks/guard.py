@@ -73,7 +73,7 @@ class DivergenceGuard(L.Callback):
         fault = None
         if pl_module.logs_step(trainer.global_step) and "train/loss" in trainer.callback_metrics:
             fault = self._fault_of(float(trainer.callback_metrics["train/loss"]))
-            fault = fault and fault + _terms_fault(trainer, pl_module)
+            fault = fault and fault + _objective(trainer, pl_module)
         saves = [c for c in trainer.checkpoint_callbacks if isinstance(c, Checkpoints)]
         if fault is None and self.max_rollbacks and any(c.is_due(trainer) for c in saves):
             fault = _weights_fault(pl_module)
@@ -142,12 +142,12 @@ class DivergenceGuard(L.Callback):
         say(trainer, f"{what} at step {step}: {on} ({of}).")
 
 
-def _terms_fault(trainer: L.Trainer, pl_module: LoopedLM) -> str:
-    """The objective and those of its terms that are not finite, in brackets; empty for one without such terms."""
-    metrics = trainer.callback_metrics.items()
-    bad = [f"{k} is {float(v)}" for k, v in metrics if k.startswith("train/") and not bool(torch.isfinite(v))]
-    default = type(pl_module.model.objective) is FinalCrossEntropy
-    return "" if default or not bad else f" ({type(pl_module.model.objective).__name__}: {', '.join(bad)})"
+def _objective(trainer: L.Trainer, pl_module: LoopedLM) -> str:
+    """Name of an objective other than the cross entropy, with those of its terms that are not finite, in brackets."""
+    objective = type(pl_module.model.objective)
+    terms = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("train/")}
+    bad = [f"{k} is {v}" for k, v in terms.items() if k != "train/loss" and not math.isfinite(v)]
+    return "" if objective is FinalCrossEntropy else f" ({'; '.join([objective.__name__, *bad])})"
 
 
 def _weights_fault(pl_module: LoopedLM) -> str | None:
