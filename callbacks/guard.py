@@ -12,7 +12,7 @@ import torch
 
 from callbacks.checkpoints import Checkpoints
 from callbacks.flops import FlopsMonitor
-from looped_lm import LoopedLM
+from looped_lm import FinalCrossEntropy, LoopedLM
 from looped_lm.common.errors import UserError
 from looped_lm.common.text import say
 from looped_lm.runs.lightning_internals import take_steps_back
@@ -73,6 +73,7 @@ class DivergenceGuard(L.Callback):
         fault = None
         if pl_module.logs_step(trainer.global_step) and "train/loss" in trainer.callback_metrics:
             fault = self._fault_of(float(trainer.callback_metrics["train/loss"]))
+            fault = fault and fault + _objective(trainer, pl_module)
         saves = [c for c in trainer.checkpoint_callbacks if isinstance(c, Checkpoints)]
         if fault is None and self.max_rollbacks and any(c.is_due(trainer) for c in saves):
             fault = _weights_fault(pl_module)
@@ -139,6 +140,14 @@ class DivergenceGuard(L.Callback):
         of = f"rollback {len(self.rollbacks)} of {self.max_rollbacks}"
         on = f"going back to step {back} ({path}) and on with the rows that come next"
         say(trainer, f"{what} at step {step}: {on} ({of}).")
+
+
+def _objective(trainer: L.Trainer, pl_module: LoopedLM) -> str:
+    """Name of an objective other than the cross entropy, with those of its terms that are not finite, in brackets."""
+    objective = type(pl_module.model.objective)
+    terms = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("train/")}
+    bad = [f"{k} is {v}" for k, v in terms.items() if k != "train/loss" and not math.isfinite(v)]
+    return "" if objective is FinalCrossEntropy else f" ({'; '.join([objective.__name__, *bad])})"
 
 
 def _weights_fault(pl_module: LoopedLM) -> str | None:

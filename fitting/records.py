@@ -153,6 +153,7 @@ UNNAMED_COMPONENTS = {
     "lanes": "SingleLane",
     "residual": "PlainResidual",
     "layer": "PreNormLayer",
+    "objective": "FinalCrossEntropy",
     "recurrences": "FixedRecurrences",
 }
 """Seam -> the component that a label leaves out: models made before the seam existed behave like it."""

@@ -17,6 +17,7 @@ from looped_lm.loop.component import Component, Spec, build, callable_spec, comp
 from looped_lm.loop.injection import Injection, LinearInjection
 from looped_lm.loop.lanes import Lanes, SingleLane
 from looped_lm.loop.layer import Layer
+from looped_lm.loop.objective import FinalCrossEntropy, Objective
 from looped_lm.loop.recurrences import FixedRecurrences, RecurrenceSampler
 from looped_lm.loop.residual import PlainResidual, Residual
 
@@ -61,6 +62,7 @@ SEAMS: dict[str, Seam] = {
         Seam("residual", Residual, PlainResidual, ("d_model", "num_recurrences")),
         Seam("layer", Layer, PreNormLayer, ("sizes",)),
         Seam("bptt", BPTTStrategy, FullBPTT, later=False),
+        Seam("objective", Objective, FinalCrossEntropy, ("d_model", "num_recurrences")),
         Seam("recurrences", RecurrenceSampler, FixedRecurrences, ("num_recurrences",), of_training=True),
     )
 }
@@ -76,6 +78,10 @@ def specs(owner: object, of_training: bool = False) -> dict[str, Spec]:
     return {key: SEAMS[key].spec(component) for key, component in components(owner, of_training).items()}
 
 
-def before() -> dict[str, Spec]:
-    """What a file that is older than an axis was made with, by key."""
-    return {key: callable_spec(seam.default, key) for key, seam in SEAMS.items() if seam.later}
+#: Arguments of the model that are no axes and came after the first files were written, with what those were made with.
+LATER = {"layer_in_block_only": False}
+
+
+def before() -> dict[str, Any]:
+    """What a file that is older than an axis, or than another argument of the model, was made with, by key."""
+    return LATER | {key: callable_spec(seam.default, key) for key, seam in SEAMS.items() if seam.later}

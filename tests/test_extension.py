@@ -43,6 +43,8 @@ TOGETHER: Components = {
     "optimizer": ("SignDescent", {"scale": 2.0}),
 }
 OTHERS: Components = {
+    "layer": ("CarryingLayer", {"share": 0.2}),
+    "objective": ("GatedLosses", {"bonus": 0.2}),
     "residual": ("LayerScale", {"start": 0.2}),
     "recurrences": ("Counts", {"counts": [2, 4]}),
 }
@@ -50,7 +52,7 @@ OTHERS: Components = {
 
 def trained(run_cli: Any, folder: Path, data: Path, own: Components) -> dict[str, Any]:
     """The record of two steps with these components, which it must name with their arguments."""
-    options = tiny_options(data, steps=2)
+    options = [*tiny_options(data, steps=2), "--model.layer_in_block_only=true"]
     for key, (name, init_args) in own.items():
         options.append(f"--model.{key}={OWN}.{name}")
         options += [f"--model.{key}.{k}={v}" for k, v in init_args.items()]
@@ -69,16 +71,19 @@ def test_every_axis_has_a_component_of_ones_own() -> None:
     assert {*SEAMS, "optimizer"} == {*TOGETHER, *OTHERS}
 
 
-def test_a_residual_and_a_sampler_of_ones_own_train_by_class_path(
+def test_a_layer_a_residual_an_objective_and_a_sampler_of_ones_own_train_by_class_path(
     run_cli: Any, in_folder: Path, tiny_data_dir: Path
 ) -> None:
     record = trained(run_cli, in_folder, tiny_data_dir, OTHERS)
-    # Four layers of two branches, and a matrix and a gain for each branch.
-    block = 4 * (LAYER + 2 * (D * D + D))
+    # Four layers of two branches, a matrix and a gain for each branch, and the layer's share.
+    block = 4 * (LAYER + 2 * (D * D + D) + D)
     assert record["parameters"]["block"] == block
     # A step of 2 recurrences and one of 4, all with gradients: 3 each on average.
     recurrence = 2 * block + 4 * ATTENTION + 2 * (2 * D * D)
-    assert record["flops_per_token"] == AROUND + 3 * 3 * recurrence
+    # The objective reads two states, through coda, head and its gate.
+    reading = 3 * (2 * 2 * LAYER + 2 * ATTENTION + 2 * D * 320)
+    assert record["flops_per_token"] == AROUND + reading + 3 * 2 * 2 * D + 3 * 3 * recurrence
+    assert record["parameters"]["norms"] == 3 * D + D
 
 
 def test_components_of_ones_own_train_by_class_path(

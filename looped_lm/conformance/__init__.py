@@ -10,10 +10,10 @@ In your own project, with pytest:
     def test_gated_injection(check):
         check()
 
-`checks` takes what `LoopedLM` takes (`injection`, `lanes`, `residual`, `bptt`, `recurrences`, `optimizer`, alone or
-together), as classes, `functools.partial` of classes, or class_path and init_args. Each check tries a tiny model and
-raises `ConformanceError` with what is wrong. Without pytest, `for check in checks(...): check()` does the same; a
-script needs the guard `if __name__ == "__main__":` around it, since one check starts processes.
+`checks` takes what `LoopedLM` takes (`injection`, `lanes`, `residual`, `bptt`, `objective`, `recurrences`, `optimizer`,
+alone or together), as classes, `functools.partial` of classes, or class_path and init_args. Each check tries a tiny
+model and raises `ConformanceError` with what is wrong. Without pytest, `for check in checks(...): check()` does the
+same; a script needs the guard `if __name__ == "__main__":` around it, since one check starts processes.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ SINGLE_PROCESS: dict[str, Callable[[Candidate], None]] = {
     "more_recurrences": properties.more_recurrences_run_or_are_refused,
     "autocast": training.mixed_precision_agrees,
     "compiled": training.compiled_equals_eager,
+    "graphs": training.few_graphs_serve_all_recurrences,
     "recompute": training.recomputation_changes_nothing,
     "checkpoint": training.a_checkpoint_alone_rebuilds_it,
     "training": training.a_few_steps_lower_the_loss,

@@ -15,6 +15,7 @@ import torch.multiprocessing as mp
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from looped_lm.common.errors import UserError
 from looped_lm.conformance.candidate import Candidate, ConformanceError, batch, expect, expect_close, move
 from looped_lm.model.transformer import LoopedTransformer
 from looped_lm.training.lightning_module import LoopedLM
@@ -57,6 +58,35 @@ def compiled_equals_eager(candidate: Candidate, backend: str = "aot_eager") -> N
         module.compile(backend=backend)
     _expect_same(compiled, eager, "Compilation", 1e-9)
     expect(list(compiled.state_dict()) == list(eager.state_dict()), "Compilation renames parameters.")
+
+
+def few_graphs_serve_all_recurrences(candidate: Candidate) -> None:
+    """A compiled layer needs at most three graphs for twelve recurrences, or it would run uncompiled beyond a limit.
+
+    They are the first recurrence, one with a memory, and one in which the recurrence is a variable.
+    """
+    try:
+        lm = candidate.lm(num_recurrences=12)
+    except UserError:
+        return  # A component may not go with that many, and says so.
+    graphs = 0
+
+    def backend(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Any:
+        nonlocal graphs
+        graphs += 1
+        return graph.forward
+
+    torch._dynamo.reset()
+    with torch.random.fork_rng(devices=[]):
+        lm.model.layer.compile(backend=backend)
+        lm.model.hidden(batch()[0])
+    torch._dynamo.reset()
+    name = type(lm.model.layer).__name__
+    expect(
+        graphs <= 3,
+        f"{name} makes the compiler build {graphs} graphs for 12 recurrences: stack the parameters of all recurrences "
+        "in one tensor and index it by i, and keep the memory's structure the same.",
+    )
 
 
 def recomputation_changes_nothing(candidate: Candidate) -> None:

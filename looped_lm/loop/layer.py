@@ -6,7 +6,7 @@ B batch rows, T sequence length, d = d_model, g key/value heads, c = head_dim, r
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -81,6 +81,13 @@ class Layer(PerRecurrence, nn.Module, ABC):
     @abstractmethod
     def flops_per_token(self, seq_len: float = 0.0, i: int = 0) -> float:
         """Forward FLOPs per token at recurrence `i`, if each token attends to `seq_len` tokens."""
+
+    def auxiliary(self, memory: Any) -> Mapping[str, Tensor]:
+        """Scalars that the objective adds to its loss, by name, from the memory after the last recurrence.
+
+        Layers of one name are summed. Only those of the block are asked.
+        """
+        return {}
 
     def active_parameters(self) -> int:
         """How many of its parameters one token uses: all, unless a token chooses among experts."""

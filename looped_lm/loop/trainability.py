@@ -7,11 +7,15 @@ from collections.abc import Iterable, Mapping
 from looped_lm.common.errors import UserError
 from looped_lm.loop.bptt import BPTTStrategy
 from looped_lm.loop.injection import Injection
+from looped_lm.loop.layer import Layer
+from looped_lm.loop.objective import Objective
 
 
 def refuse_untrainable(
     injection: Injection,
     bptt: BPTTStrategy,
+    layer: Layer,
+    objective: Objective,
     step_specific: Mapping[str, str],
     num_recurrences: int,
     drawn: Iterable[int] = (),
@@ -32,6 +36,7 @@ def refuse_untrainable(
             "get no gradient in some steps. Use FixedRecurrences with it, or {} with counts that vary.",
         )
     for r in counts:
+        read = objective.readings(r)
         kept = [bptt.keeps_grad(i, r) for i in range(r)]
         if not kept[-1] or kept != sorted(kept):
             raise UserError(
@@ -42,9 +47,20 @@ def refuse_untrainable(
         if all(kept):
             continue
         cut = f"{type(bptt).__name__} runs {kept.count(False)} of {r} recurrences without gradients"
+        if idle := [i for i in read if not kept[i]]:
+            raise UserError(
+                f"{cut}, and {type(objective).__name__} reads the states after recurrences {idle} among them: a loss "
+                "there would train coda and head alone, and not the loop. Use FullBPTT or a longer window, or read "
+                f"recurrences from {kept.index(True)} on."
+            )
         _refuse_specific(
             step_specific, cut, "never train there. Use FullBPTT with it, or {} with truncation."
         )
+        if layer.first_recurrence_only:
+            raise UserError(
+                f"{cut}, the first among them, and {type(layer).__name__} has parameters that act in the first alone, "
+                "so they would never train. Use FullBPTT with it, or PreNormLayer with truncation."
+            )
         if not injection.reinjects_input:
             raise UserError(
                 f"{cut}, and {type(injection).__name__} passes the prelude's output to the first recurrence only, so "

@@ -28,7 +28,8 @@ TRAINED, FORWARD_ONLY = 3, 1
 class Sections:
     """Parameters by section. Norm scales inside a layer belong to its section; `norms` are the model's own three.
 
-    `block` includes components other than injection and lanes that run in every recurrence.
+    `block` includes components other than injection and lanes that run in every recurrence, and `norms` the parameters
+    of the objective, which runs outside the loop.
     """
 
     embedding: int
@@ -42,7 +43,7 @@ class Sections:
 
     @property
     def n_once(self) -> int:
-        """Parameters used once per token: prelude, coda and the model-level norms."""
+        """Parameters used outside the loop: prelude, coda, the model-level norms and the objective."""
         return self.prelude + self.coda + self.norms
 
     @property
@@ -61,7 +62,7 @@ class Sections:
 
 def count_parameters(model: LoopedTransformer) -> Sections:
     """Parameters of every section of the model."""
-    own = (model.injection, model.lanes)
+    own = (model.injection, model.lanes, model.objective)
     others = [m for m in model.children() if isinstance(m, ModelComponent) and m not in own]
     return Sections(
         embedding=count(model.embedding),
@@ -70,7 +71,7 @@ def count_parameters(model: LoopedTransformer) -> Sections:
         injection=count(model.injection),
         lanes=count(model.lanes),
         coda=count(model.coda),
-        norms=sum(count(norm) for norm in (model.norm_emb, model.norm_recur, model.norm_final)),
+        norms=sum(map(count, (model.norm_emb, model.norm_recur, model.norm_final, model.objective))),
         head=count(model.head),
     )
 
@@ -124,10 +125,11 @@ def flops_per_token(
     """Training FLOPs per token at context length `seq_len`, with the model's own or another r.
 
     A product with a weight matrix costs 2 FLOPs per parameter forward and 4 backward. Recurrences without gradients
-    cost only their forward. The convention `paper` counts the full attention matrix, `causal` half of it.
+    cost only their forward. Each state that the objective reads costs a pass of coda and head. The convention `paper`
+    counts the full attention matrix, `causal` half of it.
 
     Raises:
-        UserError: an unknown convention.
+        UserError: an unknown convention, or an objective that cannot read this count of recurrences.
     """
     if convention not in CONVENTIONS:
         raise UserError(f"FLOPs convention {convention!r} is unknown; there are {', '.join(CONVENTIONS)}.")
@@ -137,13 +139,15 @@ def flops_per_token(
         return sum(layer.flops_per_token(keys, i) for layer in layers)  # type: ignore[operator]
 
     # Components inside the layers are counted with them.
-    around_block = sum(m.flops_per_token() for m in model.children() if isinstance(m, ModelComponent))
+    around = [m for m in model.children() if isinstance(m, ModelComponent) and m is not model.objective]
+    around_block = sum(m.flops_per_token() for m in around)
     r = model.num_recurrences if num_recurrences is None else num_recurrences
     loop = 0.0
     for i in range(r):
         passes = TRAINED if model.bptt.keeps_grad(i, r) else FORWARD_ONLY
         loop += passes * (forward(model.block, i) + around_block)
-    once = forward(model.prelude) + forward(model.coda) + 2 * count(model.head)
+    reading = forward(model.coda) + 2 * count(model.head) + model.objective.flops_per_token()
+    once = forward(model.prelude) + len(model.objective.readings(r)) * reading
     return TRAINED * once + loop
 
 

@@ -24,6 +24,7 @@ from looped_lm.loop.component import Component, PerRecurrence
 from looped_lm.loop.injection import Injection, LinearInjection
 from looped_lm.loop.lanes import Lanes, SingleLane, State
 from looped_lm.loop.layer import KeyValueSlot, Layer, LayerSizes, LoopContext
+from looped_lm.loop.objective import FinalCrossEntropy, Objective
 from looped_lm.loop.residual import PlainResidual, Residual
 from looped_lm.loop.trainability import refuse_untrainable
 from looped_lm.model.loss import softcapped_cross_entropy
@@ -89,6 +90,7 @@ class LoopedTransformer(Component, nn.Module):
         layer: factory `LayerSizes -> Layer` of the layers, likewise.
         layer_in_block_only: whether prelude and coda keep the paper's layer whatever `layer` is.
         bptt: which recurrences keep gradients; None: all.
+        objective: factory `(d_model, num_recurrences) -> Objective` that training minimises, likewise.
         logit_softcap: logits are capped as c·tanh(logits/c).
         rope_bf16: round the rotary tables to bfloat16, as checkpoints of the paper's public code expect.
         recompute: run each recurrence again in the backward pass: less memory for about a third more time. Same
@@ -115,6 +117,7 @@ class LoopedTransformer(Component, nn.Module):
         layer: Callable[[LayerSizes], Layer] = PreNormLayer,
         layer_in_block_only: bool = False,
         bptt: BPTTStrategy | None = None,
+        objective: Callable[[int, int], Objective] = FinalCrossEntropy,
         logit_softcap: float = 15.0,
         rope_bf16: bool = False,
         recompute: bool = False,
@@ -150,6 +153,7 @@ class LoopedTransformer(Component, nn.Module):
         self.injection: Injection = SEAMS["injection"].build(injection, sizes)
         self.lanes: Lanes = SEAMS["lanes"].build(lanes, sizes)
         self.bptt: BPTTStrategy = SEAMS["bptt"].build(bptt, sizes)
+        self.objective: Objective = SEAMS["objective"].build(objective, sizes)
         self.norm_emb, self.norm_recur, self.norm_final = (rms_norm(d_model) for _ in range(3))
         self.head = nn.Linear(d_model, padded, bias=False)
         self.rotary = Rotary(head_dim, seq_len, rope_bf16)
@@ -166,15 +170,51 @@ class LoopedTransformer(Component, nn.Module):
     def forward(
         self, tokens: Tensor, targets: Tensor | None = None, num_recurrences: int | None = None
     ) -> Tensor:
-        """Soft-capped fp32 logits (B,T,V) of int64 tokens (B,T); with targets (B,T) the mean loss in nats per token.
+        """Soft-capped fp32 logits (B,T,V) of int64 tokens (B,T); with targets (B,T) the total of the objective.
 
-        The loss never holds the logits of all tokens at once. `num_recurrences` is as in `hidden`.
+        No loss ever holds the logits of all tokens at once. `num_recurrences` is as in `hidden`.
         """
-        hidden = self.hidden(tokens, num_recurrences)
         if targets is None:
-            return self.logits(hidden)
+            return self.logits(self.hidden(tokens, num_recurrences))
+        return self.losses(tokens, targets, num_recurrences)[0]
+
+    def losses(
+        self, tokens: Tensor, targets: Tensor, num_recurrences: int | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The objective's total and named terms, all scalars; arguments as in `forward`, and raises what `hidden` does.
+
+        Raises:
+            UserError: the objective cannot read this count, or returns no scalar tensors.
+        """
+        r = self.num_recurrences if num_recurrences is None else num_recurrences
+        self.check_recurrences(r)
+        _, context = self._start(tokens, None)
+        *early, last = self.objective.readings(r)
+        kept = dict.fromkeys(early, tokens)  # Each place is filled by the loop.
+        kept[last], memory = self._loop(self._prelude(tokens, context, None), context, r, None, kept)
+        auxiliary: dict[str, Tensor] = {}
+        for layer, own in zip(self.block, memory, strict=True):
+            for name, value in layer.auxiliary(own).items():  # type: ignore[operator]
+                auxiliary[name] = auxiliary[name] + value if name in auxiliary else value
+
+        def read(state: Tensor, weights: Tensor | None) -> Tensor:
+            return self._cross_entropy(self._coda(state, context, None), targets, weights)
+
+        return self.objective.checked(kept, read, {})
+
+    def cross_entropy(self, tokens: Tensor, targets: Tensor, num_recurrences: int | None = None) -> Tensor:
+        """Mean cross entropy after the last recurrence, in nats per token, whatever the objective."""
+        return self._cross_entropy(self.hidden(tokens, num_recurrences), targets)
+
+    def _cross_entropy(self, hidden: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+        flat = None if weights is None else weights.flatten()
         return softcapped_cross_entropy(
-            hidden.flatten(0, 1), self.head.weight, targets.flatten(), self.vocab_size, self.logit_softcap
+            hidden.flatten(0, 1),
+            self.head.weight,
+            targets.flatten(),
+            self.vocab_size,
+            self.logit_softcap,
+            flat,
         )
 
     @property
@@ -201,7 +241,7 @@ class LoopedTransformer(Component, nn.Module):
         self.check_recurrences(r)
         once, context = self._start(tokens, cache)
         x = self._prelude(tokens, context, once)
-        return self._coda(self._loop(x, context, r, cache), context, once)
+        return self._coda(self._loop(x, context, r, cache)[0], context, once)
 
     def states(self, tokens: Tensor, num_recurrences: int | None = None) -> list[Tensor]:
         """What the coda would read (B,T,d) after each recurrence, for int64 tokens (B,T). `read_out` reads them.
@@ -239,8 +279,11 @@ class LoopedTransformer(Component, nn.Module):
         num_recurrences: int,
         cache: Cache | None,
         kept: dict[int, Tensor] | None = None,
-    ) -> Tensor:
-        """What the coda reads (B,T,d) in the end; also, for each recurrence that `kept` names, what it would read."""
+    ) -> tuple[Tensor, Memory]:
+        """What the coda reads (B,T,d) in the end, and the layers' last memory.
+
+        `kept` is given what the coda would read after each recurrence that it names.
+        """
         early, once = (None, None) if cache is None else (cache.exit, cache.once)
 
         def logits(x: Tensor) -> Tensor:
@@ -265,7 +308,7 @@ class LoopedTransformer(Component, nn.Module):
                 kept[i] = self.lanes.reduce(state)
             if early is not None and early.settled(i, self.lanes.reduce(state), logits):
                 break
-        return self.lanes.reduce(state) if early is None else early.output
+        return self.lanes.reduce(state) if early is None else early.output, memory
 
     def recurrence(
         self, state: State, memory: Memory, context: LoopContext, cache: KeyValueSlot | None = None
@@ -303,7 +346,9 @@ class LoopedTransformer(Component, nn.Module):
     def refuse_untrainable(self, drawn: Iterable[int] = ()) -> None:
         """Refuse (UserError) components that cannot train with the `drawn` counts; without any, with r."""
         specific = {type(c).__name__: SEAMS[key].default.__name__ for key, c in self.step_specific().items()}
-        refuse_untrainable(self.injection, self.bptt, specific, self.num_recurrences, drawn)
+        refuse_untrainable(
+            self.injection, self.bptt, self.layer, self.objective, specific, self.num_recurrences, drawn
+        )
 
     def check_recurrences(self, num_recurrences: int) -> None:
         """Refuse (UserError) a count below 1, or beyond what a step-specific component has a rule for."""

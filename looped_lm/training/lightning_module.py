@@ -114,7 +114,8 @@ class LoopedLM(L.LightningModule):
         self.evaluated: tuple[float, int] | None = None
         self.val_loss = TokenLoss()
         self.due_validation = DueValidation()
-        self._step_nats: Tensor | None = None
+        #: Sums over the step's tokens of the objective's total and terms, by their name as metric.
+        self._step_sums: dict[str, Tensor] = {}
         self._step_tokens = 0
         self._stop_requested = False
         self._derived = Derived()
@@ -143,7 +144,7 @@ class LoopedLM(L.LightningModule):
         return self.model(tokens, num_recurrences=self.eval_recurrences)
 
     def loss(self, batch: Batch, num_recurrences: int | None = None) -> Tensor:
-        """Mean cross entropy in nats per token; `num_recurrences` None: the model's own count."""
+        """The total that training minimises; `num_recurrences` None: the model's own count."""
         inputs, targets = batch
         return self.model(inputs, targets, num_recurrences)
 
@@ -175,7 +176,7 @@ class LoopedLM(L.LightningModule):
                     "predict."
                 )
             self._stop_requested = False
-            self._step_nats, self._step_tokens = None, 0
+            self._step_sums, self._step_tokens = {}, 0
             self.val_loss.reset()
             self.due_validation = DueValidation()
             steps, every = self.plan.steps, self.val_every_steps
@@ -185,9 +186,10 @@ class LoopedLM(L.LightningModule):
         self.due_validation.make_up(self.trainer)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        loss = self.loss(batch, self.step_recurrences(self.trainer.global_step))
-        nats = loss.detach().double() * batch[1].numel()
-        self._step_nats = nats if self._step_nats is None else self._step_nats + nats
+        loss, terms = self.model.losses(*batch, self.step_recurrences(self.trainer.global_step))
+        for name, value in {"loss": loss, **terms}.items():
+            summed = value.detach().double() * batch[1].numel()
+            self._step_sums[name] = self._step_sums[name] + summed if name in self._step_sums else summed
         self._step_tokens += batch[1].numel()
         return loss
 
@@ -197,18 +199,21 @@ class LoopedLM(L.LightningModule):
         # The metric `step` is the x axis of loggers and names checkpoints; Lightning's own counter lags by one.
         # A tensor on the host: a number would be copied to the device at every step.
         self.log("step", torch.tensor(float(step), dtype=torch.float64))
-        if self.logs_step(step) and self._step_nats is not None:
-            sums = torch.stack((self._step_nats, torch.full_like(self._step_nats, self._step_tokens)))
-            nats, tokens = self.trainer.strategy.reduce(sums, reduce_op="sum")
+        if self.logs_step(step) and self._step_sums:
+            nats = self._step_sums["loss"]
+            sums = torch.stack((*self._step_sums.values(), torch.full_like(nats, self._step_tokens)))
+            *totals, tokens = self.trainer.strategy.reduce(sums, reduce_op="sum")
+            means = {name: total / tokens for name, total in zip(self._step_sums, totals, strict=True)}
             # What is logged for a bar is fetched at every micro-batch; our bar fetches the losses itself.
             bar = self.trainer.progress_bar_callback
             tell = bar is not None and not getattr(bar, "fetches_losses", False)
-            self.log("train/loss", nats / tokens, prog_bar=tell)
+            for name, mean in means.items():
+                self.log(f"train/{name}", mean, prog_bar=tell and name == "loss")
             if self.recurrences.varies:
                 # Losses of few and of many recurrences do not compare.
                 count = self.step_recurrences(self.trainer.global_step)
                 self.log("train/recurrences", torch.tensor(float(count), dtype=torch.float64))
-        self._step_nats, self._step_tokens = None, 0
+        self._step_sums, self._step_tokens = {}, 0
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
         """A request to stop, whoever made it, takes effect at the end of the optimizer step."""
@@ -232,7 +237,7 @@ class LoopedLM(L.LightningModule):
         return self.trainer.should_stop or 0 < last <= step or (every > 0 and step % every == 0)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self.val_loss.update(self.loss(batch, self.eval_recurrences), batch[1].numel())
+        self.val_loss.update(self.model.cross_entropy(*batch, self.eval_recurrences), batch[1].numel())
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         self.validation_step(batch, batch_idx)

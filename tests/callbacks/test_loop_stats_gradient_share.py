@@ -83,8 +83,8 @@ def test_only_logging_steps_and_recurrences_that_run(tmp_path: Path) -> None:
 
     lm, logger = tiny_lm(), RecordingLogger()
     hooked: list[bool] = []
-    forward = lm.model.forward
-    lm.model.forward = lambda *a: (hooked.append(bool(lm.model.norm_recur._forward_hooks)), forward(*a))[1]  # type: ignore[method-assign]
+    loop = lm.model._loop
+    lm.model._loop = lambda *a: (hooked.append(bool(lm.model.norm_recur._forward_hooks)), loop(*a))[1]  # type: ignore[method-assign]
     tiny_trainer(tmp_path, [GradientShare()], logger=logger, log_every_n_steps=3).fit(
         lm, datamodule=TinyData(4)
     )

@@ -25,6 +25,7 @@ from looped_lm import (
     ScaledResidual,
     SwiGLULayer,
     TruncatedBPTT,
+    WeightedRecurrences,
 )
 from looped_lm.common.errors import UserError
 from looped_lm.configuration.config_files import BASE, LAYOUT, is_architecture
@@ -48,6 +49,7 @@ OTHERS: dict[str, Any] = {
     "residual": ScaledResidual,
     "layer": SwiGLULayer,
     "bptt": TruncatedBPTT(1),
+    "objective": WeightedRecurrences,
     "recurrences": LogNormalPoisson,
 }
 

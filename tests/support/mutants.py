@@ -9,10 +9,14 @@ from torch import Tensor, nn
 
 from looped_lm import (
     AdditiveInjection,
+    FinalCrossEntropy,
     HyperConnectionLanes,
     Injection,
+    LayerSizes,
     LinearInjection,
+    LoopContext,
     PlainResidual,
+    PreNormLayer,
     ScaledResidual,
     SingleLane,
 )
@@ -75,6 +79,12 @@ class TooDear(AdditiveInjection):
 class DearResidual(ScaledResidual):
     def flops_per_token(self) -> int:
         return 3 * self.d_model
+
+
+class ReadsTwice(FinalCrossEntropy):
+    def forward(self, states: Any, read: Any, auxiliary: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        (state,) = states.values()
+        return (read(state, None) + read(state, None)) / 2, {}
 
 
 class HiddenProduct(SingleLane):
@@ -184,3 +194,56 @@ class WithFactor(LinearInjection):
 class Ascent(SignDescent):
     def __init__(self, params: Any, lr: float = 1e-3, scale: float = -1.0) -> None:
         super().__init__(params, lr, scale)
+
+
+class CheapLayer(PreNormLayer):
+    """Counts half of what it does."""
+
+    def flops_per_token(self, seq_len: float = 0.0, i: int = 0) -> float:
+        return super().flops_per_token(seq_len, i) / 2
+
+
+class LeakingLayer(PreNormLayer):
+    """Adds the mean over all tokens."""
+
+    def forward(self, x: Tensor, context: LoopContext, cache: Any = None) -> Any:
+        return super().forward(x, context, cache) + x.mean(dim=1, keepdim=True)
+
+
+class IdleLayer(PreNormLayer):
+    """Has a parameter that it does not use."""
+
+    def __init__(self, sizes: LayerSizes) -> None:
+        super().__init__(sizes)
+        self.idle = nn.Parameter(torch.ones(sizes.d_model))
+
+
+class GrowingMemory(PreNormLayer):
+    """Keeps what it has seen at every recurrence."""
+
+    def forward(self, x: Tensor, context: LoopContext, cache: Any = None) -> Any:
+        seen = x[:, :, None] if context.memory is None else torch.cat((context.memory, x[:, :, None]), dim=2)
+        return super().forward(x + seen.mean(dim=2), context, cache), seen
+
+
+class MutatedMemory(PreNormLayer):
+    """Scales the memory in place, which enters by a product."""
+
+    def forward(self, x: Tensor, context: LoopContext, cache: Any = None) -> Any:
+        memory = torch.ones_like(x) if context.memory is None else context.memory
+        out = super().forward(x * memory, context, cache)
+        memory.data.mul_(0.9)
+        return out, memory
+
+
+class ListedAdapters(PreNormLayer):
+    """A module for each recurrence, in a list that is indexed by i."""
+
+    step_specific = True
+
+    def __init__(self, sizes: LayerSizes) -> None:
+        super().__init__(sizes)
+        self.gains = nn.ModuleList(nn.RMSNorm(sizes.d_model) for _ in range(sizes.num_recurrences))
+
+    def forward(self, x: Tensor, context: LoopContext, cache: Any = None) -> Any:
+        return super().forward(self.gains[context.i](x), context, cache)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,10 @@ from looped_lm import (
     BPTTStrategy,
     Injection,
     Lanes,
+    LayerSizes,
+    LoopContext,
+    Objective,
+    PreNormLayer,
     RecurrenceSampler,
     Residual,
 )
@@ -91,6 +96,41 @@ class LayerScale(Residual):
 
     def parameter_roles(self) -> dict[str, str]:
         return {"mix.weight": "norm"}
+
+
+class CarryingLayer(PreNormLayer):
+    """Adds a learned share of its own output at the recurrence before, channel by channel."""
+
+    def __init__(self, sizes: LayerSizes, share: float = 0.1) -> None:
+        super().__init__(sizes)
+        self.share = nn.Parameter(torch.full((sizes.d_model,), share))
+
+    def forward(self, x: Tensor, context: LoopContext, cache: Any = None) -> tuple[Tensor, Any]:
+        before = torch.zeros_like(x) if context.memory is None else context.memory
+        out = super().forward(x + self.share * before, context, cache)
+        assert isinstance(out, Tensor)
+        return out, out
+
+
+class GatedLosses(Objective):
+    """Losses after the first and the last recurrence, each token's share of the first learned from its state."""
+
+    def __init__(self, d_model: int, num_recurrences: int, bonus: float = 0.1) -> None:
+        super().__init__(d_model, num_recurrences)
+        self.bonus = bonus
+        self.gate = nn.Linear(d_model, 1, bias=False)
+
+    def wanted(self, num_recurrences: int) -> Sequence[int]:
+        return (0, num_recurrences - 1)
+
+    def forward(self, states: Any, read: Any, auxiliary: Any) -> tuple[Tensor, Mapping[str, Tensor]]:
+        first, last = states.values()
+        share = self.gate(first).sigmoid().squeeze(-1)
+        total = read(first, share) + read(last, 1 - share) - self.bonus * share.mean()
+        return total, {"share": share.mean()}
+
+    def parameter_roles(self) -> dict[str, str]:
+        return {"gate.weight": "norm"}
 
 
 class Counts(RecurrenceSampler):

@@ -32,6 +32,13 @@ ARCHITECTURES = {
     "r4_diagonal.yaml": ((2, 4, 2), 4, "DiagonalInjection", "SingleLane", "PlainResidual", "FullBPTT"),
     "r4_loop_index.yaml": ((2, 4, 2), 4, "LoopIndexInjection", "SingleLane", "PlainResidual", "FullBPTT"),
     "r4_scaled.yaml": ((2, 4, 2), 4, "LinearInjection", "SingleLane", "ScaledResidual", "FullBPTT"),
+    "r4_swiglu.yaml": ((2, 4, 2), 4, "LinearInjection", "SingleLane", "PlainResidual", "FullBPTT"),
+    "r4_adapter.yaml": ((2, 4, 2), 4, "LinearInjection", "SingleLane", "PlainResidual", "FullBPTT"),
+    "r4_modulated.yaml": ((2, 4, 2), 4, "LinearInjection", "SingleLane", "PlainResidual", "FullBPTT"),
+    "r4_shared_kv.yaml": ((2, 4, 2), 4, "LinearInjection", "SingleLane", "PlainResidual", "FullBPTT"),
+    "r4_weighted.yaml": ((2, 4, 2), 4, "LinearInjection", "SingleLane", "PlainResidual", "FullBPTT"),
+    "r4_exit.yaml": ((2, 4, 2), 4, "LinearInjection", "SingleLane", "PlainResidual", "FullBPTT"),
+    "r4_ponder.yaml": ((2, 4, 2), 4, "LinearInjection", "SingleLane", "PlainResidual", "FullBPTT"),
     "r4_mhc.yaml": (
         (2, 4, 2),
         4,
@@ -42,8 +49,19 @@ ARCHITECTURES = {
     ),
     "r8_sampled.yaml": ((2, 2, 2), 8, "LinearInjection", "SingleLane", "PlainResidual", "TruncatedBPTT"),
 }
-#: Configs whose training steps run other counts than the model's own.
-SAMPLERS = {"r8_sampled.yaml": {"recurrences": "LogNormalPoisson"}}
+#: Components of the axes that the table above does not name.
+OTHERS = {
+    "r8_sampled.yaml": {"recurrences": "LogNormalPoisson"},
+    "r4_swiglu.yaml": {"layer": "SwiGLULayer"},
+    "r4_adapter.yaml": {"layer": "AdapterLayer"},
+    "r4_modulated.yaml": {"layer": "LoopModulatedLayer"},
+    "r4_shared_kv.yaml": {"layer": "SharedKeysValuesLayer"},
+    "r4_weighted.yaml": {"objective": "WeightedRecurrences"},
+    "r4_exit.yaml": {"objective": "ExitDistribution"},
+    "r4_ponder.yaml": {"objective": "PonderCost"},
+}
+#: Those whose prelude and coda keep the paper's layer.
+BLOCK_ONLY = {"r4_adapter.yaml", "r4_modulated.yaml", "r4_shared_kv.yaml"}
 SCALES = ["base.yaml", "nano.yaml", "paper.yaml"]
 
 
@@ -79,11 +97,12 @@ def test_an_architecture_config_says_what_its_name_says_and_nothing_about_scale(
     assert model["num_recurrences"] == r
     components = {key: seam.default.__name__ for key, seam in SEAMS.items()}
     components |= {"injection": injection, "lanes": lanes, "residual": residual, "bptt": bptt}
-    components |= SAMPLERS.get(config, {})
+    components |= OTHERS.get(config, {})
     for key, name in components.items():
         spec = model[key]
         assert (spec["class_path"] if isinstance(spec, dict) else spec) == f"looped_lm.{name}"
-    architecture = {*LAYOUT, *SEAMS}
+    assert model["layer_in_block_only"] == (config in BLOCK_ONLY)
+    architecture = {*LAYOUT, *SEAMS, "layer_in_block_only"}
     assert {k: v for k, v in model.items() if k not in architecture} == {
         k: v for k, v in base.items() if k not in architecture
     }
@@ -200,6 +219,10 @@ SWAPS = {
         "residual",
         {"class_path": "looped_lm.ScaledResidual", "init_args": {"gain": 0.5}},
     ),
+    "--model.objective=PonderCost --model.objective.prior=0.4": (
+        "objective",
+        {"class_path": "looped_lm.PonderCost", "init_args": {"beta": 0.01, "prior": 0.4}},
+    ),
     "--model.recurrences=LogNormalPoisson --model.recurrences.max_recurrences=9": (
         "recurrences",
         {
@@ -218,6 +241,10 @@ SWAPS = {
     "--model.horizon=looped_lm.TokensPerParameter --model.horizon.ratio=20": (
         "horizon",
         {"class_path": "looped_lm.TokensPerParameter", "init_args": {"ratio": 20.0}},
+    ),
+    "--model.layer=looped_lm.AdapterLayer --model.layer.rank=4": (
+        "layer",
+        {"class_path": "looped_lm.AdapterLayer", "init_args": {"rank": 4}},
     ),
     "--model.transfer.matrix=0.02": (
         "transfer",

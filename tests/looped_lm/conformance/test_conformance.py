@@ -10,26 +10,35 @@ import pytest
 import torch
 
 from looped_lm import (
+    AdapterLayer,
     AdditiveInjection,
     DiagonalInjection,
     DoublyStochasticLanes,
+    ExitDistribution,
     HyperConnectionLanes,
     HyperP,
     LogNormalPoisson,
     LoopedLM,
     LoopIndexInjection,
+    LoopModulatedLayer,
     PassthroughInjection,
+    PonderCost,
     ScaledResidual,
+    SharedKeysValuesLayer,
     Steps,
+    SwiGLULayer,
     TruncatedBPTT,
+    WeightedRecurrences,
 )
 from looped_lm.conformance import Candidate, ConformanceError, checks
 from looped_lm.conformance.training import compiled_equals_eager, ddp_problems
 from looped_lm.seams import SEAMS
 from tests.support import mutants
 from tests.support.own_components import (
+    CarryingLayer,
     Counts,
     GatedInjection,
+    GatedLosses,
     LastRecurrence,
     LayerScale,
     MeanLane,
@@ -53,10 +62,22 @@ COMPONENTS: dict[str, dict[str, Any]] = {
     "truncated": dict(bptt=TruncatedBPTT()),
     "truncated diagonal": dict(bptt=TruncatedBPTT(1), injection=DiagonalInjection),
     "truncated loop index": dict(bptt=TruncatedBPTT(), injection=LoopIndexInjection),
+    "swiglu": dict(layer=SwiGLULayer),
+    "adapters": dict(layer=partial(AdapterLayer, rank=3), layer_in_block_only=True),
+    "modulated": dict(layer=LoopModulatedLayer, bptt=TruncatedBPTT()),
+    "shared keys and values": dict(layer=SharedKeysValuesLayer, recurrent_layers=2),
+    "own layer": dict(layer=CarryingLayer, layer_in_block_only=True),
+    "exit distribution": dict(objective=ExitDistribution),
+    "ponder cost": dict(objective=partial(PonderCost, beta=0.5, prior=0.4)),
+    "weighted": dict(objective=WeightedRecurrences),
+    "weighted truncated": dict(
+        objective=partial(WeightedRecurrences, recurrences=[-1, 2], weights=[3.0, 1.0]), bptt=TruncatedBPTT()
+    ),
     "sampled": dict(recurrences=LogNormalPoisson, bptt=TruncatedBPTT()),
     "own injection": dict(injection=partial(GatedInjection, gate=0.5)),
     "own lanes": dict(lanes=MeanLane),
     "own residual": dict(residual=LayerScale),
+    "own objective": dict(objective=GatedLosses),
     "own bptt": dict(bptt=LastRecurrence()),
     "own recurrences": dict(recurrences=partial(Counts, counts=[1, 3, 5, 2])),
     "own optimizer": dict(optimizer=SignDescent),
@@ -64,7 +85,8 @@ COMPONENTS: dict[str, dict[str, Any]] = {
 
 
 def test_every_axis_is_on_trial() -> None:
-    assert {*SEAMS, "optimizer"} == {axis for own in COMPONENTS.values() for axis in own}
+    tried = {axis for own in COMPONENTS.values() for axis in own}
+    assert {*SEAMS, "optimizer"} == tried - {"recurrent_layers", "layer_in_block_only"}
 
 
 @pytest.mark.parametrize(
@@ -98,6 +120,14 @@ MUTANTS: list[tuple[str, dict[str, Any], str]] = [
     ("flops", dict(injection=mutants.TooDear), "TooDear.flops_per_token"),
     ("flops", dict(residual=mutants.DearResidual), "DearResidual.flops_per_token"),
     ("flops", dict(lanes=mutants.HiddenProduct), "the accounting says"),
+    ("flops", dict(objective=mutants.ReadsTwice), "the accounting says"),
+    ("flops", dict(layer=mutants.CheapLayer), "the accounting says"),
+    ("causality", dict(layer=mutants.LeakingLayer), "not causal"),
+    ("gradients", dict(layer=mutants.IdleLayer), "idle gets no gradient"),
+    ("inputs", dict(layer=mutants.GrowingMemory), "The memory of GrowingMemory changes its sizes"),
+    ("inputs", dict(layer=mutants.MutatedMemory), "MutatedMemory.forward changes its input"),
+    ("recompute", dict(layer=mutants.MutatedMemory), "Recomputation changes"),
+    ("graphs", dict(layer=mutants.ListedAdapters), "ListedAdapters makes the compiler build"),
     ("one_recurrence", dict(injection=mutants.CallCounter), "At r = 1"),
     ("inputs", dict(lanes=mutants.InPlaceWrite), "InPlaceWrite.write changes its input"),
     ("inputs", dict(injection=mutants.InPlaceState), "InPlaceState.forward changes its input"),

@@ -32,6 +32,26 @@ def test_loss_and_gradients_equal_the_plain_head(elements: int, monkeypatch: pyt
     assert not weight.grad[VOCAB:].any()
 
 
+@pytest.mark.parametrize("elements", [1, 5 * VOCAB, 10**9])
+def test_token_weights_are_weighed_and_get_gradients(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", elements)
+    torch.manual_seed(0)
+    leaves = [torch.randn(*size, dtype=torch.float64) for size in ((48, 64), (64, 64), (48,))]
+    targets = torch.randint(VOCAB, (48,))
+
+    def gradients(plain: bool) -> list[torch.Tensor]:
+        hidden, weight, gate = (leaf.clone().requires_grad_() for leaf in leaves)
+        if plain:
+            logits = 15 * torch.tanh((hidden @ weight[:VOCAB].T) / 15)
+            loss = (gate.sigmoid() * F.cross_entropy(logits, targets, reduction="none")).mean()
+        else:
+            loss = softcapped_cross_entropy(hidden, weight, targets, VOCAB, 15.0, gate.sigmoid())
+        return [loss.detach(), *torch.autograd.grad(3 * loss, (hidden, weight, gate))]
+
+    for got, want in zip(gradients(plain=False), gradients(plain=True), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-13)
+
+
 def test_the_model_gives_the_same_loss_and_gradients_through_it() -> None:
     inputs, targets = tokens()
     grads = []

@@ -1,0 +1,238 @@
+"""Layers of one's own: what they see, what they cost, and the shipped ones against plain formulas."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from looped_lm import (
+    AdapterLayer,
+    LoopContext,
+    LoopModulatedLayer,
+    PreNormLayer,
+    SharedKeysValuesLayer,
+    SwiGLULayer,
+    TruncatedBPTT,
+)
+from looped_lm.common.errors import UserError
+from looped_lm.generation import CachedDecoder, RelativeChange, UncachedDecoder
+from looped_lm.model.accounting import active_parameters, count_parameters, flops_per_token, parameter_roles
+from tests.support.own_components import CarryingLayer
+from tests.support.tiny import perturb, tiny_lm, tiny_model
+
+D, HEAD, T = 64, 16, 16
+SHIPPED: dict[str, Any] = {
+    "swiglu": SwiGLULayer,
+    "adapters": partial(AdapterLayer, rank=3),
+    "modulated": LoopModulatedLayer,
+    "shared": SharedKeysValuesLayer,
+    "carrying": CarryingLayer,
+}
+
+
+def model_with(layer: Any, r: int = 3, **overrides: Any) -> Any:
+    model = tiny_model(
+        layer=layer, layer_in_block_only=True, num_recurrences=r, size=1, head_dim=HEAD, **overrides
+    )
+    perturb(model)
+    return model.double()
+
+
+class Watching(PreNormLayer):
+    """Says what it sees."""
+
+    seen: list[tuple[int, int, bool, Any]] = []
+
+    def forward(self, x: Tensor, context: LoopContext, cache: Any = None) -> Any:
+        own = None if context.memory is None else int(context.memory)
+        self.seen.append((context.i, context.num_recurrences, context.e is None, own))
+        count = torch.tensor(1 if own is None else own + 1)
+        return super().forward(x, context, cache), count
+
+
+def test_a_layer_sees_the_recurrence_and_its_own_memory() -> None:
+    model = tiny_model(layer=Watching, num_recurrences=2, prelude_layers=1, recurrent_layers=1, coda_layers=1)
+    Watching.seen.clear()
+    model.hidden(torch.zeros(1, 4, dtype=torch.int64))
+    assert Watching.seen == [(0, 1, True, None), (0, 2, False, None), (1, 2, False, 1), (0, 1, True, None)]
+
+
+def test_prelude_and_coda_may_keep_the_papers_layer() -> None:
+    model = tiny_model(layer=SwiGLULayer, layer_in_block_only=True)
+    assert [type(layer) for layer in (*model.prelude, *model.coda)] == [PreNormLayer] * 2
+    assert {type(layer) for layer in model.block} == {SwiGLULayer}
+    assert {type(layer) for layer in tiny_model(layer=SwiGLULayer).layers()} == {SwiGLULayer}
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_cached_decoding_equals_uncached(name: str) -> None:
+    model = model_with(SHIPPED[name], recurrent_layers=2)
+    prompts = [[3, 7, 5, 1], [2, 9]]
+    cached, plain = CachedDecoder(model, prompts, 6), UncachedDecoder(model, prompts, 6)
+    with torch.inference_mode():
+        for token in range(6):
+            ours, expected = cached.logits(), plain.logits()
+            assert torch.allclose(ours, expected, rtol=0, atol=1e-9)
+            for decoder in (cached, plain):
+                decoder.append(torch.tensor([token, token + 1]))
+
+
+def test_shared_keys_and_values_keep_one_entry_per_layer() -> None:
+    sizes = {}
+    for layer in (PreNormLayer, SharedKeysValuesLayer):
+        decoder = CachedDecoder(model_with(layer, recurrent_layers=2), [[1, 2, 3]], 4)
+        with torch.inference_mode():
+            decoder.logits()
+        sizes[layer] = decoder.cache.bytes
+    # One prelude and one coda layer, two layers of the block at r = 3.
+    assert sizes[PreNormLayer] / sizes[SharedKeysValuesLayer] == (2 + 3 * 2) / (2 + 2)
+
+
+def test_an_early_exit_goes_with_shared_keys_and_values() -> None:
+    decoder = CachedDecoder(model_with(SharedKeysValuesLayer), [[1, 2, 3]], 4, exit_rule=RelativeChange(1e9))
+    with torch.inference_mode():
+        decoder.logits()
+        decoder.append(torch.tensor([4]))
+        decoder.logits()
+    assert decoder.recurrences.tolist() == [2]
+
+
+def attended(layer: Any, y: Tensor, source: Tensor) -> Tensor:
+    """Causal attention of one row y (T,d) over keys and values of `source`, by plain loops over heads."""
+    cos, sin = (
+        torch.stack([f(torch.arange(HEAD // 2, dtype=torch.float64) * 0) for _ in y])
+        for f in (torch.cos, torch.sin)
+    )
+    positions = torch.arange(len(y), dtype=torch.float64)
+    angles = positions[:, None] * 10_000.0 ** (-torch.arange(0, HEAD, 2, dtype=torch.float64) / HEAD)
+    cos, sin = angles.cos(), angles.sin()
+
+    def turned(x: Tensor) -> Tensor:
+        a, b = x.chunk(2, dim=-1)
+        x = torch.cat((a * cos + b * sin, b * cos - a * sin), dim=-1)
+        return x / (x.square().mean(dim=-1, keepdim=True) + 1e-6).sqrt()
+
+    q, k, v = y @ layer.attn.q.weight.T, source @ layer.attn.k.weight.T, source @ layer.attn.v.weight.T
+    out = []
+    for h in range(D // HEAD):
+        part = slice(h * HEAD, (h + 1) * HEAD)
+        scores = turned(q[:, part]) @ turned(k[:, part]).T / math.sqrt(HEAD)
+        scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -math.inf)
+        out.append(scores.softmax(dim=-1) @ v[:, part])
+    return torch.cat(out, dim=-1) @ layer.attn.out.weight.T
+
+
+def normed(x: Tensor, norm: Any) -> Tensor:
+    return x / (x.square().mean(dim=-1, keepdim=True) + 1e-6).sqrt() * norm.weight
+
+
+def relu2(layer: Any, x: Tensor) -> Tensor:
+    return F.relu(x @ layer.mlp.fc_in.weight.T).square() @ layer.mlp.fc_out.weight.T
+
+
+def run(layer: Any, x: Tensor, i: int, memory: Any = None) -> Any:
+    model = tiny_model(size=1, head_dim=HEAD).double()
+    cos, sin = model.rotary._tables(len(x), torch.float64, None)
+    out = layer(x[None], LoopContext(cos, sin, i, 3, x[None], memory))
+    return out if isinstance(out, tuple) else (out, None)
+
+
+@pytest.fixture
+def stream() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(5, D, generator=generator, dtype=torch.float64) for _ in range(2)]
+
+
+def test_later_recurrences_read_keys_and_values_of_the_first(stream: list[Tensor]) -> None:
+    layer = model_with(SharedKeysValuesLayer).layer
+    first, second = stream
+    _, memory = run(layer, first, 0)
+    out, _ = run(layer, second, 1, memory)
+    x = second + attended(layer, normed(second, layer.norm_attn), normed(first, layer.norm_attn))
+    expected = x + relu2(layer, normed(x, layer.norm_mlp))
+    assert torch.allclose(out[0], expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("i", [0, 2])
+def test_adapters_are_those_of_the_recurrence(i: int, stream: list[Tensor]) -> None:
+    layer = model_with(partial(AdapterLayer, rank=3)).layer
+    x = stream[0]
+    out, _ = run(layer, x, i)
+
+    def adapted(adapter: Any, y: Tensor) -> Tensor:
+        return (y @ adapter.down[i]) @ adapter.up[i]
+
+    y = normed(x, layer.norm_attn)
+    x = x + attended(layer, y, y) + adapted(layer.adapter_attn, y)
+    y = normed(x, layer.norm_mlp)
+    assert torch.allclose(out[0], x + relu2(layer, y) + adapted(layer.adapter_mlp, y), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("i", [0, 5])
+def test_modulation_scales_the_norms_by_the_recurrence(i: int, stream: list[Tensor]) -> None:
+    layer = model_with(LoopModulatedLayer).layer
+    x = stream[0]
+    out, _ = run(layer, x, i)
+    angles = [(i + 1) * 10_000.0 ** (-2 * j / D) for j in range(D // 2)]
+    p = torch.tensor([*map(math.sin, angles), *map(math.cos, angles)], dtype=torch.float64)
+    y = normed(x, layer.norm_attn) * (1 + layer.scale_attn.weight @ p)
+    x = x + attended(layer, y, y)
+    y = normed(x, layer.norm_mlp) * (1 + layer.scale_mlp.weight @ p)
+    assert torch.allclose(out[0], x + relu2(layer, y), rtol=0, atol=1e-10)
+
+
+def test_swiglu(stream: list[Tensor]) -> None:
+    layer = model_with(SwiGLULayer).layer
+    x = stream[0]
+    out, _ = run(layer, x, 0)
+    y = normed(x, layer.norm_attn)
+    x = x + attended(layer, y, y)
+    y, m = normed(x, layer.norm_mlp), layer.mlp
+    gate = y @ m.gate.weight.T
+    hidden = gate * torch.sigmoid(gate) * (y @ m.fc_in.weight.T)
+    assert torch.allclose(out[0], x + hidden @ m.fc_out.weight.T, rtol=0, atol=1e-10)
+    assert m.gate.out_features == 176 and 3 * 176 <= 8 * D + 24
+
+
+def test_flops_by_recurrence_counts_and_roles_by_hand() -> None:
+    r = 3
+    plain = model_with(PreNormLayer, recurrent_layers=1)
+    base = flops_per_token(plain, T)
+    shared = model_with(SharedKeysValuesLayer, recurrent_layers=1)
+    assert base - flops_per_token(shared, T) == 3 * (r - 1) * 2 * (2 * D * D)
+    adapters = model_with(partial(AdapterLayer, rank=3), recurrent_layers=1)
+    assert flops_per_token(adapters, T) - base == 3 * r * 2 * (2 * 2 * 3 * D)
+    own = count_parameters(adapters).n_rec - count_parameters(plain).n_rec
+    assert own == 2 * r * 2 * 3 * D
+    roles = parameter_roles(adapters)
+    assert roles["block.0.adapter_attn.down"] == "norm" and roles["block.0.attn.q.weight"] == "matrix"
+    modulated = model_with(LoopModulatedLayer, recurrent_layers=1)
+    assert flops_per_token(modulated, T) - base == 3 * r * 2 * D
+    assert parameter_roles(modulated)["block.0.scale_mlp.weight"] == "norm"
+    sections = count_parameters(modulated)
+    assert active_parameters(modulated) == (sections.n_once, sections.n_rec), "no experts, so all are active"
+
+
+def test_what_cannot_train_or_run_is_refused() -> None:
+    with pytest.raises(UserError, match="SharedKeysValuesLayer has parameters that act in the first alone"):
+        tiny_lm(layer=SharedKeysValuesLayer, num_recurrences=4, bptt=TruncatedBPTT())
+    with pytest.raises(UserError, match="AdapterLayer has separate parameters for every recurrence"):
+        tiny_lm(layer=AdapterLayer, num_recurrences=4, bptt=TruncatedBPTT())
+    with pytest.raises(UserError, match="AdapterLayer has separate parameters for each of 3 recurrences"):
+        model_with(AdapterLayer)(torch.zeros(1, 4, dtype=torch.int64), num_recurrences=4)
+    with pytest.raises(UserError, match="rank is 0"):
+        tiny_model(layer=partial(AdapterLayer, rank=0))
+
+
+def test_states_after_each_recurrence_lead_to_the_logits_of_fewer() -> None:
+    model = model_with(PreNormLayer)
+    tokens = torch.arange(8)[None]
+    for i, state in enumerate(model.states(tokens)):
+        expected = model(tokens, num_recurrences=i + 1)
+        assert torch.allclose(model.logits(model.read_out(state)), expected, rtol=0, atol=1e-12)
