@@ -85,7 +85,14 @@ class Attention(nn.Module):
         self.out = nn.Linear(d_model, d_model, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: KeyValueSlot | None = None) -> Tensor:
-        return self.attend(x, cos, sin, self.keys_values(x, cos, sin, cache))
+        # Queries first: the order in which gradients of x are summed follows from it.
+        q = self.queries(x, cos, sin)
+        return self.attend(q, *self.keys_values(x, cos, sin, cache))
+
+    def queries(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Queries (B,h,T,c) of x (B,T,d)."""
+        q = self.q(x).view(*x.shape[:2], self.n_heads, self.head_dim).transpose(1, 2)
+        return F.rms_norm(rotate(q, cos, sin), (self.head_dim,), eps=NORM_EPS)
 
     def keys_values(
         self, x: Tensor, cos: Tensor, sin: Tensor, cache: KeyValueSlot | None = None
@@ -98,18 +105,17 @@ class Attention(nn.Module):
         k = F.rms_norm(rotate(k, cos, sin), (self.head_dim,), eps=NORM_EPS).to(v.dtype)
         return (k, v, None) if cache is None else cache.extend(self, k, v)
 
-    def attend(
-        self, x: Tensor, cos: Tensor, sin: Tensor, keys_values: tuple[Tensor, Tensor, Tensor | None]
-    ) -> Tensor:
-        """Output (B,T,d) for the queries of x (B,T,d) over keys and values of `keys_values`."""
-        b, t, d = x.shape
-        k, v, mask = keys_values
-        q = self.q(x).view(b, t, self.n_heads, self.head_dim).transpose(1, 2)
-        q = F.rms_norm(rotate(q, cos, sin), (self.head_dim,), eps=NORM_EPS).to(v.dtype)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """Output (B,T,d) for queries (B,h,T,c) over keys and values (B,g,S,c); without a mask causal."""
         y = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.n_kv_heads != self.n_heads
+            q.to(v.dtype),
+            k,
+            v,
+            attn_mask=mask,
+            is_causal=mask is None,
+            enable_gqa=self.n_kv_heads != self.n_heads,
         )
-        return self.out(y.transpose(1, 2).reshape(b, t, d))
+        return self.out(y.transpose(1, 2).flatten(2))
 
     def flops_per_key(self) -> int:
         """Forward FLOPs per token and key of QKᵀ and of the weighted sum of values."""

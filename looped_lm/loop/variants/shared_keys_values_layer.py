@@ -25,9 +25,10 @@ class SharedKeysValuesLayer(PreNormLayer):
         self, x: Tensor, context: LoopContext, cache: KeyValueSlot | None = None
     ) -> Tensor | tuple[Tensor, Any]:
         y, memory = self.norm_attn(x), context.memory
+        q = self.attn.queries(y, context.cos, context.sin)
         if memory is None:
             memory = self.attn.keys_values(y, context.cos, context.sin, cache)
-        x = self.residual_attn(x, self.attn.attend(y, context.cos, context.sin, memory))
+        x = self.residual_attn(x, self.attn.attend(q, *memory))
         return self.residual_mlp(x, self.mlp(self.norm_mlp(x))), memory
 
     def flops_per_token(self, seq_len: float = 0.0, i: int = 0) -> float:
