@@ -34,6 +34,13 @@ def test_the_page_is_what_its_template_gives() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_table_of_variants_follows_from_classes_and_runs() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "docs" / "make_variants.py"), "--check"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, f"run docs/make_variants.py\n{done.stderr}"
+
+
 def test_a_number_that_changed_is_found_and_written(tmp_path: Path) -> None:
     folder = tmp_path / "results"
     shutil.copytree(RESULTS, folder, ignore=shutil.ignore_patterns("*.png"))
