@@ -337,7 +337,9 @@ def test_an_id_is_what_is_trained_and_nothing_else(tmp_path: Path) -> None:
         ids("grid: {config: r4.yaml, model.bptt: [looped_lm.FullBPTT, {class_path: looped_lm.FullBPTT}]}")
 
 
-@pytest.mark.parametrize("name", ["nano_iso_depth", "nano_hyperconnections", "nano_lr_sweep"])
+@pytest.mark.parametrize(
+    "name", ["nano_iso_depth", "nano_hyperconnections", "nano_lr_sweep", "nano_variants"]
+)
 def test_committed_records_are_those_of_the_shipped_sweeps(name: str) -> None:
     """A key more in a config they use would make other runs of them, and train them all again."""
     place = Place(ROOT / "nowhere", name, records=ROOT / "results" / name)
