@@ -94,6 +94,9 @@ class RunRecord:
     precision: str
     world_size: int
     config: dict[str, Any] | None
+    n_once_active: int | None = None
+    n_rec_active: int | None = None
+    """Of `n_once` and `n_rec`, the parameters that one token uses; None: all. Fewer in mixtures of experts."""
     rollbacks: int = 0
     """How often the run went back to a checkpoint and skipped the training rows that followed it."""
 
@@ -277,6 +280,14 @@ def _wrongs(data: Mapping[str, Any]) -> Iterator[_Wrong]:
         told = component if isinstance(component, dict) else {}
         if not isinstance(told.get("class_path"), str) or not isinstance(told.get("init_args"), dict):
             yield f"components.{name}", f"is {component!r}", 'Give {"class_path": str, "init_args": {...}}'
+    for name in ("n_once", "n_rec"):
+        active = data.get(f"{name}_active")
+        if active is not None and not 0 <= active <= data[name]:
+            yield (
+                f"{name}_active",
+                f"is {active!r}, but {name} is {data[name]!r}",
+                "Give a part of it, or null",
+            )
     for name, count in data["parameters"].items():
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
             yield f"parameters.{name}", f"is {count!r}", "Give a count, zero or more"

@@ -27,6 +27,7 @@ _NAMES = {
     "loop.variants.swiglu_layer": "SwiGLULayer",
     "loop.variants.adapter_layer": "AdapterLayer",
     "loop.variants.loop_modulated_layer": "LoopModulatedLayer",
+    "loop.variants.mixture_layer": "MixtureLayer",
     "loop.variants.shared_keys_values_layer": "SharedKeysValuesLayer",
     "loop.bptt": "BPTTStrategy FullBPTT TruncatedBPTT",
     "loop.objective": "Objective FinalCrossEntropy",

@@ -123,12 +123,12 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """d -> 4d -> d with relu(x)²."""
+    """d -> hidden -> d with relu(x)²; hidden is 4d in the paper."""
 
-    def __init__(self, d_model: int) -> None:
+    def __init__(self, d_model: int, hidden: int) -> None:
         super().__init__()
-        self.fc_in = nn.Linear(d_model, 4 * d_model, bias=False)
-        self.fc_out = nn.Linear(4 * d_model, d_model, bias=False)
+        self.fc_in = nn.Linear(d_model, hidden, bias=False)
+        self.fc_out = nn.Linear(hidden, d_model, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc_out(F.relu(self.fc_in(x)).square())
@@ -159,7 +159,7 @@ class PreNormLayer(Layer):
 
     def feed_forward(self, sizes: LayerSizes) -> nn.Module:
         """The module `mlp`, whose matrices the constructor initialises."""
-        return MLP(sizes.d_model)
+        return MLP(sizes.d_model, 4 * sizes.d_model)
 
     def forward(
         self, x: Tensor, context: LoopContext, cache: KeyValueSlot | None = None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fitting.records import RunRecord
+from looped_lm.model.accounting import active_parameters
 
 if TYPE_CHECKING:
     from looped_lm.training.lightning_module import LoopedLM
@@ -18,6 +19,10 @@ SIZES = ("vocab_size", "seq_len", "d_model", "head_dim", "n_heads", "n_kv_heads"
 def run_record(lm: LoopedLM, **of_the_run: Any) -> RunRecord:
     """The record of a run of `lm`; `of_the_run` adds the fields that `lm` does not give, and overrides others."""
     model = lm.model
+    counts = active_parameters(model)
+    active = {}
+    if counts != (lm.sections.n_once, lm.sections.n_rec):
+        active = dict(zip(("n_once_active", "n_rec_active"), counts, strict=True))
     of_the_model = {
         "run_name": lm.provenance.get("run_name") or "run",
         "seed": int(lm.provenance.get("seed") or torch.initial_seed() % 2**32),
@@ -31,6 +36,7 @@ def run_record(lm: LoopedLM, **of_the_run: Any) -> RunRecord:
         "parameters": lm.sections.as_dict(),
         "n_once": lm.sections.n_once,
         "n_rec": lm.sections.n_rec,
+        **active,
         "batch_tokens": lm.batch_tokens,
         "flops_per_token": lm.flops_per_token,
         "flops_convention": "paper",

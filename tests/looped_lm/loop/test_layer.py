@@ -15,6 +15,7 @@ from looped_lm import (
     AdapterLayer,
     LoopContext,
     LoopModulatedLayer,
+    MixtureLayer,
     PreNormLayer,
     SharedKeysValuesLayer,
     SwiGLULayer,
@@ -23,7 +24,9 @@ from looped_lm import (
 from looped_lm.common.errors import UserError
 from looped_lm.generation import CachedDecoder, RelativeChange, UncachedDecoder
 from looped_lm.model.accounting import active_parameters, count_parameters, flops_per_token, parameter_roles
+from looped_lm.training.description import run_record
 from tests.support.own_components import CarryingLayer
+from tests.support.run_records import record_fields
 from tests.support.tiny import perturb, tiny_lm, tiny_model
 
 D, HEAD, T = 64, 16, 16
@@ -32,6 +35,7 @@ SHIPPED: dict[str, Any] = {
     "adapters": partial(AdapterLayer, rank=3),
     "modulated": LoopModulatedLayer,
     "shared": SharedKeysValuesLayer,
+    "mixture": partial(MixtureLayer, num_experts=4),
     "carrying": CarryingLayer,
 }
 
@@ -236,3 +240,80 @@ def test_states_after_each_recurrence_lead_to_the_logits_of_fewer() -> None:
     for i, state in enumerate(model.states(tokens)):
         expected = model(tokens, num_recurrences=i + 1)
         assert torch.allclose(model.logits(model.read_out(state)), expected, rtol=0, atol=1e-12)
+
+
+# ---- Mixture of experts --------------------------------------------------------------------------------------------
+
+
+def test_a_token_gets_the_weighted_outputs_of_its_experts(stream: list[Tensor]) -> None:
+    layer = model_with(partial(MixtureLayer, num_experts=4, hidden=24)).layer
+    x = stream[0]
+    out, (balance, choices) = run(layer, x, 0)
+    y = normed(x, layer.norm_attn)
+    x = x + attended(layer, y, y)
+    y, experts = normed(x, layer.norm_mlp), layer.mlp.experts
+    probabilities = (y @ layer.mlp.router.weight.T).softmax(dim=-1)
+    expected, chosen = x.clone(), torch.zeros(4, dtype=torch.int64)
+    for t, p in enumerate(probabilities.tolist()):
+        best = sorted(range(4), key=lambda e: -p[e])[:2]
+        for e in best:
+            chosen[e] += 1
+            mlp = F.relu(y[t] @ experts[e].fc_in.weight.T).square() @ experts[e].fc_out.weight.T
+            expected[t] += p[e] / sum(p[b] for b in best) * mlp
+    assert torch.allclose(out[0], expected, rtol=0, atol=1e-10) and torch.equal(choices, chosen)
+    loads = chosen / chosen.sum()
+    # One of three recurrences.
+    assert float(balance) == pytest.approx(4 * float((loads * probabilities.mean(dim=0)).sum()) / 3)
+
+
+def test_a_mixture_s_counts_by_hand() -> None:
+    model = model_with(partial(MixtureLayer, num_experts=5, hidden=24), recurrent_layers=1)
+    plain = model_with(PreNormLayer, recurrent_layers=1)
+    expert, router, dense = 2 * 24 * D, 5 * D, 8 * D * D
+    n_once, n_rec = active_parameters(model)
+    assert count_parameters(model).n_rec == count_parameters(plain).n_rec - dense + router + 5 * expert
+    assert n_rec == count_parameters(plain).n_rec - dense + router + 2 * expert
+    assert n_once == count_parameters(plain).n_once
+    saved = dense - router - 2 * expert
+    assert flops_per_token(plain, T) - flops_per_token(model, T) == 3 * 3 * 2 * saved
+    record = tiny_record(MixtureLayer)
+    assert record["n_rec_active"] < record["n_rec"] and record["n_once_active"] == record["n_once"]
+    assert tiny_record(PreNormLayer)["n_rec_active"] is None
+
+
+def tiny_record(layer: Any) -> dict[str, Any]:
+    of_the_run = (
+        "code_version status stop_reason data_manifest_hash tokenizer unique_tokens steps steps_planned tokens "
+        "tokens_target training_flops flops_budget val_loss val_tokens val_step wall_seconds hardware precision "
+        "world_size flops_per_token"
+    )
+    fields = record_fields()
+    lm = tiny_lm(layer=layer, layer_in_block_only=True)
+    return run_record(lm, **{name: fields[name] for name in of_the_run.split()}).to_dict()
+
+
+def test_the_balance_loss_is_added_logged_and_the_same_recomputed() -> None:
+    make = partial(MixtureLayer, num_experts=4, balance=0.3)
+    tokens = torch.randint(61, (2, 9), generator=torch.Generator().manual_seed(0))
+    gradients = []
+    for recompute in (False, True):
+        model = model_with(make, recompute=recompute)
+        total, terms = model.losses(tokens[:, :-1], tokens[:, 1:])
+        total.backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    assert float(total - terms["balance"]) == pytest.approx(
+        float(model.cross_entropy(tokens[:, :-1], tokens[:, 1:])), abs=1e-12
+    )
+    # Two layers of the block at about 1 each.
+    assert 0.3 <= float(terms["balance"]) < 2 * 0.3 * 4
+    assert torch.allclose(*gradients, rtol=0, atol=1e-12)
+
+
+def test_what_leaves_no_choice_of_experts_is_refused() -> None:
+    for arguments, message in (
+        ({"top_k": 8}, "top_k is 8 of 8 experts"),
+        ({"hidden": 0}, "hidden is 0"),
+        ({"balance": -1.0}, "balance is -1.0"),
+    ):
+        with pytest.raises(UserError, match=message):
+            tiny_model(layer=partial(MixtureLayer, **arguments))
