@@ -47,6 +47,8 @@ def add_run_options(parser: argparse.ArgumentParser, with_and_without: bool = Tr
     for option, what in (("--where", "use only runs with, e.g., 'budget<=4.64e18'"), ("--exclude", listed)):
         parser.add_argument(option, action="append", default=[], metavar="RULE", help=what)
     parser.add_argument("--split", default="paper", help="where the injection is counted (default: paper)")
+    text = "what N counts: all parameters, or those that one token uses (mixtures of experts; default: total)"
+    parser.add_argument("--count", choices=("total", "active"), default="total", help=text)
 
 
 def add_law_options(parser: argparse.ArgumentParser) -> None:
@@ -102,9 +104,14 @@ def choices(kind: Callable[..., T], options: argparse.Namespace) -> T:
     return kind(*(tuple(value) if isinstance(value, list) else value for value in values))
 
 
+def stated(chosen: Any) -> dict[str, Any]:
+    """The options that a report holds; `--count total` is left out, which reports from before the option had."""
+    return {name: value for name, value in vars(chosen).items() if (name, value) != ("count", "total")}
+
+
 def select(runs: Runs, chosen: Any) -> tuple[Runs, Runs]:
     """The runs to fit, and those before --exclude. `chosen` has the rules `where` and `exclude`. Raises `FitError`."""
-    before = runs.where(*chosen.where)
+    before = runs.where(*chosen.where).counting(chosen.count)
     kept = before.exclude(*chosen.exclude)
     if not len(kept):
         raise FitError(f"No run is left of {len(runs)} after --where and --exclude. Loosen the rules")
@@ -135,7 +142,7 @@ def law_of(chosen: Any) -> Law:
     from fitting import laws
     from fitting.data.splits import split_named
 
-    split = split_named(chosen.split)
+    split = split_named(chosen.split, chosen.count)
     if chosen.phi is not None:
         if chosen.law != "joint":
             raise FitError(

@@ -29,6 +29,7 @@ class Choices:
     split: str
     baseline_where: tuple[str, ...]
     study_where: tuple[str, ...]
+    count: str = "total"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,7 +78,7 @@ def derive(
         files += provenance.source_files(str(source) for source in before.source)
         arms.append(kept.renamed(name))
         with_them.append(before.renamed(name))
-    search = {**vars(settings), "split": split_named(chosen.split), "progress": progress}
+    search = {**vars(settings), "split": split_named(chosen.split, chosen.count), "progress": progress}
     found = compare(*arms, **search)
     excluded = None
     if list(map(len, arms)) != list(map(len, with_them)):
@@ -92,5 +93,5 @@ def derive(
         found,
         excluded=(*gone, *found.excluded),
         with_excluded_runs=excluded,
-        provenance=provenance.describe(named(paths), files, vars(chosen), name),
+        provenance=provenance.describe(named(paths), files, common.stated(chosen), name),
     )

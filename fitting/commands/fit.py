@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fitting.commands import common
+from fitting.errors import FitError
 
 if TYPE_CHECKING:
     from fitting.studies.analysis import Analysis, Settings
@@ -26,6 +27,7 @@ class Choices:
     law: str
     phi: float | None
     split: str
+    count: str = "total"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +44,8 @@ def run(options: argparse.Namespace) -> int:
     from fitting.studies.analysis import Settings
 
     common.check_report(options, "fit")
+    if options.all_splits and options.count != "total":
+        raise FitError("--all-splits is for total counts. Leave one of it and --count active out")
     progress = common.progress(options)
     chosen, settings = common.choices(Choices, options), common.choices(Settings, options)
     analysis = derive(options.runs, chosen, settings, options.report, progress)
@@ -70,4 +74,4 @@ def derive(
     kept, before = kept.renamed(name), before.renamed(name)
     law = common.law_of(chosen)
     analysis = analyse(kept, law, settings, without_exclusions=before, progress=progress)
-    return replace(analysis, provenance=provenance.describe(named(paths), files, vars(chosen), name))
+    return replace(analysis, provenance=provenance.describe(named(paths), files, common.stated(chosen), name))

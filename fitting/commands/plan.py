@@ -37,12 +37,12 @@ def run(options: argparse.Namespace) -> int:
     from fitting.studies.planner import Noise, plan
 
     noise = Noise(options.run_noise, options.cell_noise)
-    law = JointLaw(split=split_named(options.split))
+    law = JointLaw(split=split_named(options.split, options.count))
     design, _ = common.select(common.load(options.design, with_loss=False), options)
     progress = common.progress(options)
     progress(f"fitting {options.like} for the assumed truth")
     search = {"seed": options.seed, "workers": options.workers}
-    truth = fit(common.load([options.like]), law, starts=options.starts, **search)
+    truth = fit(common.load([options.like]).counting(options.count), law, starts=options.starts, **search)
     asked = {name: getattr(options, name) for name in ("simulate", "candidates")}
     study = options.delta_phi
     found = plan(design, law, truth.parameters, noise, study=study, progress=progress, **asked, **search)

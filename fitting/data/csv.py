@@ -16,6 +16,7 @@ BUDGET_TOLERANCE = 0.05
 _REQUIRED = ("r", "flops_budget", "flops_per_token", "tokens", "val_loss")
 _OPTIONAL = (
     "size", "s", "d_model", "n_once", "n_rec", "n_injection", "injection", "bptt", "seed", "flops_convention",
+    "n_once_active", "n_rec_active",
 )  # fmt: skip
 _CORRECT = "Correct it or leave the row out"
 
@@ -126,6 +127,7 @@ def _counts(
     layer = 12 * d * d + 2 * d
     n_once = number("n_once", 4 * layer + 3 * d)
     n_rec = number("n_rec", layers * layer + n_injection)
+    active = {"n_once_active": n_once, "n_rec_active": n_rec}
     of_layout = (4 + layers) * layer + 3 * d + n_injection
     known_layout = abs((n_once + n_rec) / of_layout - 1) < COUNT_TOLERANCE
     outer, inner = (2, layers) if known_layout else (math.nan, math.nan)
@@ -136,4 +138,11 @@ def _counts(
         "n_once": n_once,
         "n_rec": n_rec,
         "n_injection": n_injection,
+        **{name: _part(source, name, number(name, all_), all_) for name, all_ in active.items()},
     }
+
+
+def _part(source: str, name: str, value: float, whole: float) -> float:
+    if value > whole:
+        raise RecordError(source, name, f"is {value:g}, more than the {whole:g} there are in all", _CORRECT)
+    return value

@@ -28,7 +28,8 @@ def load_runs(*paths: str | os.PathLike[str], with_loss: bool = True) -> Runs:
     A CSV file needs the columns r, d_model (or size, or s: d_model = 64·size), flops_budget (may be empty),
     flops_per_token, tokens and val_loss (with `with_loss=False` it may be missing, which gives NaN). n_once, n_rec,
     n_injection, injection, bptt, seed and flops_convention are optional (default: the paper's 20-layer layouts with
-    linear injection, full gradients and its convention). A column that is there must be filled in every row.
+    linear injection, full gradients and its convention), and so are n_once_active and n_rec_active (default: all). A
+    column that is there must be filled in every row.
 
     Raises `RecordError` for anything missing, impossible or given twice, and for mixed conventions.
     """
@@ -117,6 +118,8 @@ def _row_of_record(path: Path, record: RunRecord) -> dict[str, Any]:
     return row | {
         "source": str(path),
         "r": record.num_recurrences,
+        "n_once_active": record.n_once if record.n_once_active is None else record.n_once_active,
+        "n_rec_active": record.n_rec if record.n_rec_active is None else record.n_rec_active,
         "n_injection": record.parameters.get("injection", 0) + record.parameters.get("lanes", 0),
         "flops_budget": math.nan if record.flops_budget is None else record.flops_budget,
         "injection": injection,

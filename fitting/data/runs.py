@@ -16,6 +16,8 @@ from fitting.errors import FitError
 
 COUNT_TOLERANCE = 1e-4
 """Parameter counts this close (relative) to those of a layout belong to it; the norms may differ."""
+COUNTS = ("total", "active")
+"""What N counts: all parameters, or those that one token uses."""
 CELL_TOLERANCE = 0.02
 """Runs without a nominal budget share a cell when their FLOPs differ by less than this fraction."""
 
@@ -44,6 +46,9 @@ class Runs:
     n_once: np.ndarray
     n_rec: np.ndarray
     n_injection: np.ndarray
+    n_once_active: np.ndarray
+    n_rec_active: np.ndarray
+    """Of `n_once` and `n_rec`, what one token uses: fewer in mixtures of experts."""
     flops_per_token: np.ndarray
     tokens: np.ndarray
     val_loss: np.ndarray
@@ -148,6 +153,14 @@ class Runs:
         gone = tuple(dataclasses.replace(g, source=name(g.source)) for g in self.excluded)
         source = np.array([name(str(source)) for source in self.source], dtype=object)
         return dataclasses.replace(self, source=source, excluded=gone)
+
+    def counting(self, count: str) -> Runs:
+        """The same runs with N the `total` parameters (as they are read) or the `active` ones. Raises `FitError`."""
+        if count not in COUNTS:
+            raise FitError(f"--count is {count!r}. Use one of: {', '.join(COUNTS)}")
+        if count == "total":
+            return self
+        return dataclasses.replace(self, n_once=self.n_once_active, n_rec=self.n_rec_active)
 
     def where(self, *rules: str) -> Runs:
         """Keep the runs that satisfy every rule, e.g. `where("r>1", "budget<=2.15e18")`. Raises `FitError`."""

@@ -7,7 +7,7 @@ between the two. So every phi is reported with the name of its split.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -99,9 +99,10 @@ REGRESSED_AS_LINEAR = Split(
 SPLITS = {split.name: split for split in (PAPER, INJECTION_ONCE, REGRESSED, REGRESSED_AS_LINEAR)}
 
 
-def split_named(name: str) -> Split:
-    """The split of this name. Raises `FitError` listing those that exist."""
+def split_named(name: str, count: str = "total") -> Split:
+    """The split of this name, which says so if N is the `active` count. Raises `FitError` listing those that exist."""
     if name not in SPLITS:
         listed = "; ".join(f"{split.name}: {split.description}" for split in SPLITS.values())
         raise FitError(f"There is no split named {name!r}. Splits: {listed}")
-    return SPLITS[name]
+    split = SPLITS[name]
+    return split if count == "total" else replace(split, name=f"{name}, {count} parameters")

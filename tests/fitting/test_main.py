@@ -17,6 +17,7 @@ import pytest
 
 from fitting.__main__ import COMMANDS, main
 from fitting.commands.common import LAW_NAMES, law_of
+from fitting.data.loading import load_runs
 from fitting.published import GRID
 from fitting.records import RunRecord
 from tests.support.run_records import record_fields
@@ -57,7 +58,7 @@ def test_phi_can_be_fixed_and_law_forms_chosen(capsys):
     }
     assert set(forms) | {"joint", "chinchilla"} == set(LAW_NAMES)
     for name, words in forms.items():
-        chosen = law_of(argparse.Namespace(law=name, phi=None, split="injection_once"))
+        chosen = law_of(argparse.Namespace(law=name, phi=None, split="injection_once", count="total"))
         assert words in chosen.name and chosen.split.name == "injection_once"
     status, out, _ = run(
         capsys, "fit", "published", "--law", "chinchilla", "--where", "r=2", "--json", *QUICK
@@ -320,3 +321,36 @@ def test_an_untrusted_split_counts_for_the_exit_status(monkeypatch, capsys):
     monkeypatch.setattr(analysis, "_splits", doubtful)
     status, _, err = run(capsys, "fit", "published", *QUICK)
     assert status == 1 and "split other: made" in err
+
+
+def test_active_parameters_are_counted_on_request_and_every_report_says_so(capsys, tmp_path):
+    """The published runs, as if every block had three times the parameters that a token uses."""
+    runs, path = load_runs(GRID), tmp_path / "mixtures.csv"
+    with path.open("w") as file:
+        print("r,d_model,n_once,n_rec,n_once_active,n_rec_active,n_injection,flops_budget,flops_per_token,tokens,"
+              "val_loss,seed", file=file)  # fmt: skip
+        for i in range(len(runs)):
+            numbers = (
+                runs.r[i], runs.d_model[i], runs.n_once[i], 3 * runs.n_rec[i], runs.n_once[i], runs.n_rec[i],
+                runs.n_injection[i], runs.flops_budget[i], runs.flops_per_token[i], runs.tokens[i], runs.val_loss[i],
+                i,
+            )  # fmt: skip
+            print(",".join(map(repr, map(float, numbers))), file=file)
+
+    def phi(*options):
+        status, out, _ = run(capsys, "fit", *options, "--json", *QUICK)
+        found = json.loads(out)["fit"]
+        return found["parameters"]["phi"], found["split"]
+
+    published, total = phi("published")[0], phi(str(path))
+    assert phi(str(path), "--count", "active") == (
+        pytest.approx(published, abs=1e-4),
+        "paper, active parameters",
+    )
+    assert total[1] == "paper" and abs(total[0] - published) > 0.02
+    report = tmp_path / "report"
+    status, _, _ = run(capsys, "fit", str(path), "--count", "active", "--report", str(report), *QUICK)
+    assert status in (0, 1) and "paper, active parameters" in (report / "report.md").read_text()
+    assert run(capsys, "verify", str(report))[0] == 0
+    status, _, said = run(capsys, "fit", str(path), "--count", "active", "--all-splits", *QUICK)
+    assert status == 2 and "--all-splits is for total counts" in said

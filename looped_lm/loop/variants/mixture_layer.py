@@ -76,6 +76,8 @@ class MixtureLayer(PreNormLayer):
         UserError: sizes that leave no choice, or a negative weight.
     """
 
+    mlp: Experts
+
     def __init__(
         self,
         sizes: LayerSizes,
@@ -115,5 +117,5 @@ class MixtureLayer(PreNormLayer):
         return {"balance": self.balance * memory[0]}
 
     def active_parameters(self) -> int:
-        idle = len(self.mlp.experts) - self.mlp.top_k  # type: ignore[arg-type, operator]
-        return count(self) - idle * count(self.mlp.experts[0])  # type: ignore[arg-type, index]
+        idle = len(self.mlp.experts) - self.mlp.top_k
+        return count(self) - idle * count(self.mlp.experts[0])

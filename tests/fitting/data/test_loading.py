@@ -203,3 +203,17 @@ def test_a_record_of_the_shipped_components_joins_the_csv(tmp_path):
         (4, "linear", "full"), (1, "none", "full"), (8, "linear", "full"), (8, "linear", "truncated"),
         (8, "hyperconnections", "full"), (8, "linear+ScaledResidual", "full"),
     }  # fmt: skip
+
+
+def test_active_counts_are_read_and_default_to_all(tmp_path):
+    save(tmp_path / "a", "dense")
+    save(tmp_path / "b", "mixture", seed=2, n_once_active=150, n_rec_active=40)
+    runs = load_runs(tmp_path)
+    assert runs.n_once_active.tolist() == [200, 150] and runs.n_rec_active.tolist() == [100, 40]
+    assert runs.counting("active").n_total.tolist() == [300, 190] and runs.counting("total") is runs
+    with pytest.raises(RecordError, match="n_rec_active.*is 101, but n_rec is 100"):
+        RunRecord(**record_fields(n_rec_active=101))
+    table = tmp_path / "table.csv"
+    table.write_text(f"{HEADER},n_rec_active\n{ROW},1e12\n")
+    with pytest.raises(RecordError, match="n_rec_active.*more than the"):
+        load_runs(table)
