@@ -17,7 +17,8 @@ INCOMPLETE = 3
 
 TASKS = """\
 --tasks takes, in any number:
-  recurrences           validation loss at r/2, r, 2r and 4r recurrences, as far as the components allow them
+  recurrences           validation loss at r/2, r, 2r and 4r recurrences, as far as the components allow them; at r also
+                        what the model would predict after each recurrence, and its losses if it left the loop early
   probes                induction head and variable assignment, made from the seed; each also has its own name
   AXIS                  parametric_knowledge, reading_comprehension, math_word_problems, compositional_symbolic: the
                         public tasks of an axis, through lm-eval; reasoning_primitives: the probes

@@ -48,6 +48,11 @@ def parser() -> argparse.ArgumentParser:
     early.add_argument(
         "--exit-kl", type=float, help="the same when its next-token distribution changes by less (KL, nats)"
     )
+    early.add_argument(
+        "--exit-probability",
+        type=float,
+        help="the same when the model's exit distribution has left with this probability",
+    )
     add("--no-cache", action="store_true", help="run the whole text for every token: slow, for comparison")
     add("--keep-going", action="store_true", help="do not stop where the model begins a new document (BOS)")
     add("--tokenizer", help="class path, or class_path and init_args as YAML; default: that of training")
@@ -146,14 +151,15 @@ def main(args: Sequence[str]) -> None:
         rule = generation.RelativeChange(given.exit_change)
     elif given.exit_kl is not None:
         rule = generation.KLChange(given.exit_kl)
-    if given.no_cache and (rule is not None or given.kv_budget is not None):
-        raise UserError(
-            "--no-cache keeps nothing: leave out --kv-budget, --exit-change and --exit-kl with it."
-        )
+    exits = rule is not None or given.exit_probability is not None
+    if given.no_cache and (exits or given.kv_budget is not None):
+        raise UserError("--no-cache keeps nothing: leave out --kv-budget and the --exit options with it.")
     sampling = generation.Sampling(given.temperature, given.top_k, given.top_p, given.seed)
     prompts = read_prompts(given.prompt, given.prompt_file)
     device = usable_device(given.device)
     model = load_model(given.ckpt).to(device)
+    if given.exit_probability is not None:
+        rule = generation.ExitProbability(given.exit_probability, model.objective)
     tokenizer = load_tokenizer(given.ckpt, given.tokenizer)
     rows = generation.with_bos(tokenizer, prompts)
     new = given.max_new_tokens

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from looped_lm.common.text import aligned
+from looped_lm.evaluation.lens import DepthRow, ExitRow
 from looped_lm.evaluation.suite import AXES
 
 FORMAT, VERSION = "looped_lm evaluation", 1
@@ -97,6 +98,8 @@ class Results:
     about: dict[str, Any]
     losses: list[LossRow] = field(default_factory=list)
     tasks: list[TaskRow] = field(default_factory=list)
+    depths: list[DepthRow] = field(default_factory=list)
+    exits: list[ExitRow] = field(default_factory=list)
     finished: bool = False
 
     @property
@@ -124,6 +127,8 @@ class Results:
             "finished": self.finished,
             **self.about,
             "validation_loss": [asdict(row) for row in self.losses],
+            "after_each_recurrence": [asdict(row) for row in self.depths],
+            "exits": [asdict(row) for row in self.exits],
             "tasks": [asdict(row) for row in self.tasks],
             "axes": [asdict(axis) for axis in self.axes()],
         }
@@ -147,8 +152,14 @@ class Results:
             for a in self.axes()
             if a.tasks
         ]
+        depths = [
+            [str(d.recurrences), number(d.loss), number(d.agreement), number(d.kl)] for d in self.depths
+        ]
+        exits = [[f"{e.threshold:g}", f"{e.mean_exit:.2f}", number(e.loss)] for e in self.exits]
         tables = (
             (["recurrences", "validation loss", "tokens"], losses, 0),
+            (["read after", "loss", "same top token", "KL to the last"], depths, 0),
+            (["exit threshold", "mean exit", "loss"], exits, 0),
             (["task", "r", "loss", "accuracy", "by", "examples", "shots", "cut"], tasks, 1),
             (["axis (macro-average)", "r", "loss", "accuracy", "tasks"], axes, 1),
         )

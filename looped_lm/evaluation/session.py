@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import warnings
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ import torch
 
 from looped_lm import __version__
 from looped_lm.common.errors import UserError
+from looped_lm.evaluation.lens import Lens
 from looped_lm.evaluation.probes import EXAMPLES, Example, Probe
 from looped_lm.evaluation.public import TaskLibrary, hub_problem, leave_hub_alone, measure, require_lm_eval
 from looped_lm.evaluation.results import LossRow, Results, TaskRow
@@ -128,12 +130,23 @@ class Evaluation:
                 with warnings.catch_warnings():
                     # The callbacks of training are not wanted here.
                     warnings.filterwarnings("ignore", r"(?s).*callbacks used to create the checkpoint.*")
+                    lens = Lens(lm.model)
+                    watching = [lens] if count == lm.model.num_recurrences else []
+                    trainer.callbacks.extend(watching)  # type: ignore[attr-defined]
                     trainer.validate(lm, datamodule=data, ckpt_path=saved, verbose=False)
+                    if watching:
+                        trainer.callbacks.remove(lens)  # type: ignore[attr-defined]
+                        self._read(lens)
                 assert lm.evaluated is not None
                 row = LossRow(count, *lm.evaluated)
             else:
                 row = LossRow(count, refused=reason, expected=self.recurrences is None)
             self.results.losses.append(row)
+
+    def _read(self, lens: Lens) -> None:
+        # JSON holds no infinity; the loss above says what is wrong.
+        if all(math.isfinite(row.loss) for row in lens.depths()):
+            self.results.depths, self.results.exits = lens.depths(), lens.exits()
 
     def _tasks(self, lm: LoopedLM, scorer: Scorer, encoder: Encoder, library: TaskLibrary | None) -> None:
         counts, rows = [], self.results.tasks

@@ -1,6 +1,6 @@
 """Text from a trained model: a decoder gives logits, and `stream` chooses tokens from them."""
 
-from looped_lm.generation.cache import ExitRule, KLChange, RelativeChange
+from looped_lm.generation.cache import ExitProbability, ExitRule, KLChange, RelativeChange
 from looped_lm.generation.decoders import CachedDecoder, Decoder, UncachedDecoder
 from looped_lm.generation.stream import (
     Generated,
@@ -16,6 +16,7 @@ from looped_lm.generation.stream import (
 __all__ = [
     "CachedDecoder",
     "Decoder",
+    "ExitProbability",
     "ExitRule",
     "Generated",
     "KLChange",

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from looped_lm.common.errors import UserError
+from looped_lm.loop.objective import Objective
+from looped_lm.loop.variants.halting import Halting
 
 
 class KVCache:
@@ -118,9 +120,12 @@ class KVSlot:
 
 
 class ExitRule(ABC):
-    """Says when a row's state has settled: when its last change is below a positive threshold.
+    """Says when a row may leave the loop, from what it saw after each recurrence.
 
     Only decoding, which adds one token to a row at a time, exits early. No row depends on the others.
+
+    Raises:
+        UserError: a threshold that is not positive and finite.
     """
 
     def __init__(self, threshold: float) -> None:
@@ -129,35 +134,84 @@ class ExitRule(ABC):
         self.threshold = threshold
 
     @abstractmethod
-    def look(self, state: Tensor, logits: Callable[[Tensor], Tensor]) -> Tensor:
-        """What to compare, from the state (B,1,d) for the coda; `logits` runs coda and head on the state."""
+    def look(self, state: Tensor, logits: Callable[[Tensor], Tensor], before: Tensor | None) -> Tensor:
+        """What the rule needs of the state (B,1,d) for the coda; `logits` runs coda and head on the state.
+
+        `before` is what it saw after the recurrence before; None after the first.
+        """
+
+    @abstractmethod
+    def leaves(self, before: Tensor | None, after: Tensor) -> Tensor:
+        """Which rows (B,) leave, from what `look` gave after this recurrence and the one before (None: the first)."""
+
+
+class Change(ExitRule):
+    """A row leaves when the last change of what was seen is below the threshold."""
 
     @abstractmethod
     def change(self, before: Tensor, after: Tensor) -> Tensor:
         """Change (B,) between what `look` saw after two recurrences."""
 
+    def leaves(self, before: Tensor | None, after: Tensor) -> Tensor:
+        if before is None:
+            return torch.zeros(len(after), dtype=torch.bool, device=after.device)
+        return self.change(before, after) < self.threshold
 
-class RelativeChange(ExitRule):
+
+class RelativeChange(Change):
     """‖s_i - s_{i-1}‖ / ‖s_i‖ of the state that the coda would read.
 
     The curve `loop/change_<i>` of a training run differs: it is relative to ‖s_{i-1}‖, over all lanes.
     """
 
-    def look(self, state: Tensor, logits: Callable[[Tensor], Tensor]) -> Tensor:
+    def look(self, state: Tensor, logits: Callable[[Tensor], Tensor], before: Tensor | None) -> Tensor:
         return state.flatten(1).float()
 
     def change(self, before: Tensor, after: Tensor) -> Tensor:
         return (after - before).norm(dim=-1) / after.norm(dim=-1).clamp_min(1e-10)
 
 
-class KLChange(ExitRule):
+class KLChange(Change):
     """KL(p_i ‖ p_{i-1}) of the next-token distributions in nats; runs the coda after every recurrence."""
 
-    def look(self, state: Tensor, logits: Callable[[Tensor], Tensor]) -> Tensor:
+    def look(self, state: Tensor, logits: Callable[[Tensor], Tensor], before: Tensor | None) -> Tensor:
         return logits(state).flatten(1).log_softmax(dim=-1)
 
     def change(self, before: Tensor, after: Tensor) -> Tensor:
         return (after.exp() * (after - before)).sum(dim=-1)
+
+
+class ExitProbability(ExitRule):
+    """The probability that a model's own exit distribution has left by now reaches the threshold.
+
+    Source: Ouro (arXiv 2510.25741).
+
+    Args:
+        threshold: in (0, 1].
+        objective: what the model was trained with, which has the gate.
+
+    Raises:
+        UserError: a threshold outside (0, 1], or an objective without exits.
+    """
+
+    def __init__(self, threshold: float, objective: Objective) -> None:
+        super().__init__(threshold)
+        if not isinstance(objective, Halting):
+            raise UserError(
+                f"An exit probability needs a model that was trained with ExitDistribution or PonderCost; this one has "
+                f"{type(objective).__name__}. Use --exit-change or --exit-kl."
+            )
+        if threshold > 1:
+            raise UserError(f"The exit probability is {threshold}; it must be in (0, 1].")
+        self.objective = objective
+
+    def look(self, state: Tensor, logits: Callable[[Tensor], Tensor], before: Tensor | None) -> Tensor:
+        """log of the probability (B,) of still being in the loop."""
+        stays = self.objective.log_stay(state).flatten()
+        return stays if before is None else before + stays
+
+    def leaves(self, before: Tensor | None, after: Tensor) -> Tensor:
+        return 1 - after.exp() >= self.threshold
 
 
 class EarlyExit:
@@ -177,16 +231,14 @@ class EarlyExit:
         self.some_left = False
         #: What the coda reads (B,1,d): the state with which each row left, or its newest one.
         self.output: Tensor
-        self._before: Tensor
+        self._before: Tensor | None = None
 
     def settled(self, i: int, state: Tensor, logits: Callable[[Tensor], Tensor]) -> bool:
         """Take in the state (B,1,d) after recurrence `i`; return whether all rows have left."""
         self.output = state if i == 0 else torch.where(self.active[:, None, None], state, self.output)
         self.used += self.active
-        seen = self.rule.look(state, logits)
-        leaving = self.active & ~self._live
-        if i > 0:
-            leaving |= self.active & (self.rule.change(self._before, seen) < self.rule.threshold)
+        seen = self.rule.look(state, logits, self._before)
+        leaving = self.active & (~self._live | self.rule.leaves(self._before, seen))
         self._before = seen
         if bool(leaving.any()):
             self._on_exit(leaving, i)

@@ -48,11 +48,18 @@ class Halting(Objective):
     def log_probabilities(self, states: States) -> Tensor:
         """log p (r,B,T), at least fp32, from the states (B,T,d) after all r recurrences."""
         *early, _ = states.values()
-        gates = torch.stack([self.gate(state).squeeze(-1) for state in early])
-        gates = gates.to(torch.promote_types(gates.dtype, torch.float32))
+        gates = torch.stack([self._logits(state) for state in early])
         stays = F.logsigmoid(-gates).cumsum(0)  # log Π_{j<=i} (1 - λ_j)
         leaves = F.logsigmoid(gates)
         return torch.cat((leaves[:1], leaves[1:] + stays[:-1], stays[-1:]))
+
+    def _logits(self, state: Tensor) -> Tensor:
+        gates = self.gate(state).squeeze(-1)
+        return gates.to(torch.promote_types(gates.dtype, torch.float32))
+
+    def log_stay(self, state: Tensor) -> Tensor:
+        """log(1 - λ) (B,T), at least fp32, after the recurrence of a state (B,T,d)."""
+        return F.logsigmoid(-self._logits(state))
 
     @abstractmethod
     def penalty(self, log_p: Tensor) -> tuple[Tensor, str, Tensor]:
