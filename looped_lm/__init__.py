@@ -28,6 +28,7 @@ _NAMES = {
     "loop.variants.adapter_layer": "AdapterLayer",
     "loop.variants.loop_modulated_layer": "LoopModulatedLayer",
     "loop.variants.mixture_layer": "MixtureLayer",
+    "loop.variants.previous_state_layer": "PreviousStateLayer",
     "loop.variants.shared_keys_values_layer": "SharedKeysValuesLayer",
     "loop.bptt": "BPTTStrategy FullBPTT TruncatedBPTT",
     "loop.objective": "Objective FinalCrossEntropy",

@@ -37,6 +37,7 @@ ARCHITECTURES = {
     "r4_modulated.yaml": ((2, 4, 2), 4, "LinearInjection", "SingleLane", "PlainResidual", "FullBPTT"),
     "r4_shared_kv.yaml": ((2, 4, 2), 4, "LinearInjection", "SingleLane", "PlainResidual", "FullBPTT"),
     "r4_moe.yaml": ((2, 4, 2), 4, "LinearInjection", "SingleLane", "PlainResidual", "FullBPTT"),
+    "r4_previous.yaml": ((2, 4, 2), 4, "LinearInjection", "SingleLane", "PlainResidual", "FullBPTT"),
     "r4_weighted.yaml": ((2, 4, 2), 4, "LinearInjection", "SingleLane", "PlainResidual", "FullBPTT"),
     "r4_exit.yaml": ((2, 4, 2), 4, "LinearInjection", "SingleLane", "PlainResidual", "FullBPTT"),
     "r4_ponder.yaml": ((2, 4, 2), 4, "LinearInjection", "SingleLane", "PlainResidual", "FullBPTT"),
@@ -58,12 +59,13 @@ OTHERS = {
     "r4_modulated.yaml": {"layer": "LoopModulatedLayer"},
     "r4_shared_kv.yaml": {"layer": "SharedKeysValuesLayer"},
     "r4_moe.yaml": {"layer": "MixtureLayer"},
+    "r4_previous.yaml": {"layer": "PreviousStateLayer"},
     "r4_weighted.yaml": {"objective": "WeightedRecurrences"},
     "r4_exit.yaml": {"objective": "ExitDistribution"},
     "r4_ponder.yaml": {"objective": "PonderCost"},
 }
 #: Those whose prelude and coda keep the paper's layer.
-BLOCK_ONLY = {"r4_moe.yaml", "r4_adapter.yaml", "r4_modulated.yaml", "r4_shared_kv.yaml"}
+BLOCK_ONLY = {"r4_moe.yaml", "r4_previous.yaml", "r4_adapter.yaml", "r4_modulated.yaml", "r4_shared_kv.yaml"}
 SCALES = ["base.yaml", "nano.yaml", "paper.yaml"]
 
 

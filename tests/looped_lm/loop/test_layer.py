@@ -17,6 +17,7 @@ from looped_lm import (
     LoopModulatedLayer,
     MixtureLayer,
     PreNormLayer,
+    PreviousStateLayer,
     SharedKeysValuesLayer,
     SwiGLULayer,
     TruncatedBPTT,
@@ -36,6 +37,7 @@ SHIPPED: dict[str, Any] = {
     "modulated": LoopModulatedLayer,
     "shared": SharedKeysValuesLayer,
     "mixture": partial(MixtureLayer, num_experts=4),
+    "previous": PreviousStateLayer,
     "carrying": CarryingLayer,
 }
 
@@ -161,6 +163,16 @@ def test_later_recurrences_read_keys_and_values_of_the_first(stream: list[Tensor
     x = second + attended(layer, normed(second, layer.norm_attn), normed(first, layer.norm_attn))
     expected = x + relu2(layer, normed(x, layer.norm_mlp))
     assert torch.allclose(out[0], expected, rtol=0, atol=1e-10)
+
+
+def test_keys_and_values_of_the_layer_s_own_output_before(stream: list[Tensor]) -> None:
+    layer = model_with(PreviousStateLayer).layer
+    first, second = stream
+    before, memory = run(layer, first, 0)
+    assert torch.equal(before, memory)
+    out, _ = run(layer, second, 1, memory)
+    x = second + attended(layer, normed(second, layer.norm_attn), normed(before[0], layer.norm_attn))
+    assert torch.allclose(out[0], x + relu2(layer, normed(x, layer.norm_mlp)), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("i", [0, 2])
