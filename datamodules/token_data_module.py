@@ -160,6 +160,11 @@ class TokenDataModule(LightningDataModule):
         return self._opened()["tokenizer"]["name"]
 
     @property
+    def bos_id(self) -> int:
+        """Id of the token that begins a document."""
+        return self._opened()["tokenizer"]["bos_id"]
+
+    @property
     def unique_tokens(self) -> int:
         """Number of training targets in the data: rows · T, the tokens of one epoch."""
         return self._opened()["splits"]["train"]["rows"] * self.seq_len

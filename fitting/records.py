@@ -177,7 +177,7 @@ def architecture(components: Mapping[str, Mapping[str, Any]], num_recurrences: i
     """(injection with all other `components` of the model, gradients) of a record, as CSV files label them.
 
     A component of your own is labelled by class name and arguments. Where training draws the number of recurrences,
-    the gradients' label names the distribution, without its seed.
+    the gradients' label names the distribution. Seeds of draws are left out.
     """
     injection, bptt = "none", "full"
     if num_recurrences > 1:
@@ -194,8 +194,7 @@ def _label(components: Mapping[str, Mapping[str, Any]], seam: str) -> str:
     """Class and arguments of a component; empty for the one that a label leaves out."""
     if seam not in components:
         return "unnamed"
-    unsaid = {"seed"} if seam == "recurrences" else set()
-    arguments = {k: v for k, v in components[seam]["init_args"].items() if v is not None and k not in unsaid}
+    arguments = {k: v for k, v in components[seam]["init_args"].items() if v is not None and k != "seed"}
     name = str(components[seam]["class_path"]).rpartition(".")[2]
     if arguments:
         return f"{name}({', '.join(f'{k}={v}' for k, v in sorted(arguments.items()))})"

@@ -29,6 +29,7 @@ _NAMES = {
     "loop.variants.loop_modulated_layer": "LoopModulatedLayer",
     "loop.variants.mixture_layer": "MixtureLayer",
     "loop.variants.previous_state_layer": "PreviousStateLayer",
+    "loop.variants.random_state_injection": "RandomStateInjection",
     "loop.variants.shared_keys_values_layer": "SharedKeysValuesLayer",
     "loop.bptt": "BPTTStrategy FullBPTT TruncatedBPTT",
     "loop.objective": "Objective FinalCrossEntropy",

@@ -79,7 +79,7 @@ def specs(owner: object, of_training: bool = False) -> dict[str, Spec]:
 
 
 #: Arguments of the model that are no axes and came after the first files were written, with what those were made with.
-LATER = {"layer_in_block_only": False}
+LATER = {"layer_in_block_only": False, "document_start": None}
 
 
 def before() -> dict[str, Any]:

@@ -181,7 +181,7 @@ def one_recurrence_is_one_application(candidate: Candidate) -> None:
         return x
 
     e = run(model.prelude, model.norm_emb(model.embedding(inputs)))
-    state = model.lanes.expand(model.injection.initial_state(e))
+    state = model.lanes.expand(model.injection.start(e, None, None))
     state, _ = model.recurrence(state, (None,) * len(model.block), replace(context, e=e))
     expected = model.norm_final(run(model.coda, model.lanes.reduce(state)))
     expect_close(first, expected, "At r = 1 the model is not one application of its parts")
@@ -205,7 +205,7 @@ def inputs_stay_as_they_are(candidate: Candidate) -> None:
         e, y = (torch.randn(2, 5, model.d_model, generator=generator, dtype=torch.float64) for _ in range(2))
         injection, lanes, residual = model.injection, model.lanes, model.residual
         name, injects = type(lanes).__name__, type(injection).__name__
-        state = _untouched(f"{name}.expand", lanes.expand, injection.initial_state(e))
+        state = _untouched(f"{name}.expand", lanes.expand, injection.start(e, None, None))
         for i in range(model.num_recurrences):
             s = _untouched(f"{name}.read", lambda x, i=i: lanes.read(x, i), state)
             _untouched(f"{injects}.forward", lambda a, b, i=i: injection(a, b, i), e, s)
@@ -225,7 +225,7 @@ def inputs_stay_as_they_are(candidate: Candidate) -> None:
             f"The memory of {who} changes its sizes from one recurrence to the next: {sizes}.",
         )
         _untouched(f"{name}.reduce", lanes.reduce, state)
-        _untouched(f"{injects}.initial_state", injection.initial_state, e)
+        _untouched(f"{injects}.initial_state", lambda x: injection.start(x, None, None), e)
         _untouched(f"{type(residual).__name__}.forward", residual, e, y)
 
 

@@ -69,7 +69,7 @@ class Lens(L.Callback):
     def add(self, tokens: Tensor, targets: Tensor) -> None:
         """Take in a batch of int64 tokens and targets, both (B,T)."""
         states = self.model.states(tokens)
-        read = [self.model.read_out(state).flatten(0, 1) for state in states]
+        read = [self.model.read_out(state, tokens).flatten(0, 1) for state in states]
         losses = []  # (r,) for every chunk of tokens
         # The logits of a chunk only, of two readings at a time.
         for start in range(0, targets.numel(), size := chunk_tokens(self.model.vocab_size)):

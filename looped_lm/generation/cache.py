@@ -54,8 +54,10 @@ class KVCache:
         #: None in the pass over the prompts, which runs all recurrences.
         self.exit: EarlyExit | None = None
         self.positions: Tensor
-        #: None in that pass: since padding comes last, plain causal attention is enough.
+        #: None in that pass: since padding comes last, plain causal attention is enough within one document.
         self.mask: Tensor | None = None
+        #: Which tokens so far begin a document, bool (B,S); None where rows are one.
+        self._begins: Tensor | None = None
 
     def begin(self, positions: Tensor, end: int, live: Tensor | None = None) -> None:
         """Announce a pass over tokens at these positions of each row, int64 (B,T). The first starts at 0.
@@ -69,6 +71,16 @@ class KVCache:
                 live = torch.ones_like(positions[:, 0], dtype=torch.bool) if live is None else live
                 self.exit = EarlyExit(self._exit_rule, live, self._fill)
         self.positions, self.filled = positions, end
+
+    def separate(self, begins: Tensor) -> None:
+        """Keep attention of this pass within documents; bool (B,T): which of its tokens begin one."""
+        if self._begins is None:
+            self._begins = begins.new_zeros(self.rows, self.capacity)
+        self._begins[torch.arange(self.rows, device=begins.device)[:, None], self.positions] = begins
+        document = self._begins[:, : self.filled].cumsum(dim=1)
+        same = document.gather(1, self.positions)[:, :, None] == document[:, None]
+        before = torch.arange(self.filled, device=begins.device) <= self.positions[:, :, None]
+        self.mask = (same & before)[:, None]
 
     def recurrence(self, i: int) -> KVSlot:
         """The slot that the block's layers read and write at recurrence `i`."""
@@ -100,7 +112,7 @@ class KVSlot:
     def extend(self, layer: nn.Module, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Store k and v (B,g,T,c); returns all keys and values (B,g,S',c), and the mask (B,1,T,S').
 
-        The mask is None in the first pass, whose attention is causal over its own tokens.
+        The mask is None in the first pass over single documents, whose attention is causal over its own tokens.
         """
         cache, key = self.cache, (layer, self.index)
         if key not in cache.stored:

@@ -84,26 +84,26 @@ class Attention(nn.Module):
         self.v = nn.Linear(d_model, n_kv_heads * head_dim, bias=False)
         self.out = nn.Linear(d_model, d_model, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: KeyValueSlot | None = None) -> Tensor:
+    def forward(self, x: Tensor, context: LoopContext, cache: KeyValueSlot | None = None) -> Tensor:
         # Queries first: the order in which gradients of x are summed follows from it.
-        q = self.queries(x, cos, sin)
-        return self.attend(q, *self.keys_values(x, cos, sin, cache))
+        q = self.queries(x, context)
+        return self.attend(q, *self.keys_values(x, context, cache))
 
-    def queries(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def queries(self, x: Tensor, context: LoopContext) -> Tensor:
         """Queries (B,h,T,c) of x (B,T,d)."""
         q = self.q(x).view(*x.shape[:2], self.n_heads, self.head_dim).transpose(1, 2)
-        return F.rms_norm(rotate(q, cos, sin), (self.head_dim,), eps=NORM_EPS)
+        return F.rms_norm(rotate(q, context.cos, context.sin), (self.head_dim,), eps=NORM_EPS)
 
     def keys_values(
-        self, x: Tensor, cos: Tensor, sin: Tensor, cache: KeyValueSlot | None = None
+        self, x: Tensor, context: LoopContext, cache: KeyValueSlot | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Keys and values (B,g,S,c) of x (B,T,d) after those in the cache, and the mask (None: causal)."""
         b, t, _ = x.shape
         k = self.k(x).view(b, t, self.n_kv_heads, self.head_dim).transpose(1, 2)
         v = self.v(x).view(b, t, self.n_kv_heads, self.head_dim).transpose(1, 2)
         # Mixed precision leaves the norms in fp32; attention needs a single dtype.
-        k = F.rms_norm(rotate(k, cos, sin), (self.head_dim,), eps=NORM_EPS).to(v.dtype)
-        return (k, v, None) if cache is None else cache.extend(self, k, v)
+        k = F.rms_norm(rotate(k, context.cos, context.sin), (self.head_dim,), eps=NORM_EPS).to(v.dtype)
+        return (k, v, context.mask) if cache is None else cache.extend(self, k, v)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Output (B,T,d) for queries (B,h,T,c) over keys and values (B,g,S,c); without a mask causal."""
@@ -164,7 +164,7 @@ class PreNormLayer(Layer):
     def forward(
         self, x: Tensor, context: LoopContext, cache: KeyValueSlot | None = None
     ) -> Tensor | tuple[Tensor, Any]:
-        x = self.residual_attn(x, self.attn(self.norm_attn(x), context.cos, context.sin, cache))
+        x = self.residual_attn(x, self.attn(self.norm_attn(x), context, cache))
         return self.residual_mlp(x, self.mlp(self.norm_mlp(x)))
 
     def flops_per_token(self, seq_len: float = 0.0, i: int = 0) -> float:

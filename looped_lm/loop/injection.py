@@ -7,6 +7,7 @@ Source: arXiv 2604.21106, section 3 and the injection ablation.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,15 @@ class Injection(PerRecurrence, nn.Module, ABC):
 
     @abstractmethod
     def initial_state(self, e: Tensor) -> Tensor:
-        """State s_0 (B,T,d) before the first recurrence."""
+        """State s_0 (B,T,d) before the first recurrence, where it follows from e alone."""
+
+    def start(self, e: Tensor, positions: Tensor | None, rows: Sequence[int] | None) -> Tensor:
+        """State s_0 (B,T,d); what draws it at random overrides this and not `initial_state`.
+
+        `positions` (B,T) are the tokens' places in their rows in generation; None: 0 to T - 1. `rows` numbers the B
+        rows among all that training sees, whatever process and micro-batch they are in; None: this is not training.
+        """
+        return self.initial_state(e)
 
     @abstractmethod
     def forward(self, e: Tensor, s: Tensor, i: int) -> Tensor:

@@ -55,6 +55,8 @@ class LoopContext:
     e: Tensor | None = None
     #: What this layer returned beside its output at the recurrence before; None at the first.
     memory: Any = None
+    #: Which tokens a token attends to, bool (B,1,T,T), where rows hold several documents; None: all before it.
+    mask: Tensor | None = None
 
 
 class Layer(PerRecurrence, nn.Module, ABC):

@@ -6,7 +6,7 @@ B batch rows, T sequence length, d = d_model, V vocabulary, r recurrences. Sourc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
@@ -69,6 +69,9 @@ class Cache(Protocol):
     def recurrence(self, i: int) -> KeyValueSlot:
         """The slot that the block's layers read and write at recurrence `i`."""
 
+    def separate(self, begins: Tensor) -> None:
+        """Keep attention of this pass within documents; bool (B,T): which of its tokens begin one."""
+
 
 class LoopedTransformer(Component, nn.Module):
     """Decoder-only transformer that runs a shared block of layers `num_recurrences` times.
@@ -92,6 +95,8 @@ class LoopedTransformer(Component, nn.Module):
         bptt: which recurrences keep gradients; None: all.
         objective: factory `(d_model, num_recurrences) -> Objective` that training minimises, likewise.
         logit_softcap: logits are capped as c·tanh(logits/c).
+        document_start: id of the token that begins a document, 0 to V - 1: attention then stays within documents, in
+            all recurrences alike. None: a row is one context. FLOPs count whole rows either way.
         rope_bf16: round the rotary tables to bfloat16, as checkpoints of the paper's public code expect.
         recompute: run each recurrence again in the backward pass: less memory for about a third more time. Same
             gradients, unless a component draws random numbers.
@@ -119,6 +124,7 @@ class LoopedTransformer(Component, nn.Module):
         bptt: BPTTStrategy | None = None,
         objective: Callable[[int, int], Objective] = FinalCrossEntropy,
         logit_softcap: float = 15.0,
+        document_start: int | None = None,
         rope_bf16: bool = False,
         recompute: bool = False,
     ) -> None:
@@ -132,6 +138,7 @@ class LoopedTransformer(Component, nn.Module):
         self.vocab_size, self.seq_len, self.d_model = vocab_size, seq_len, d_model
         self.head_dim, self.n_heads, self.n_kv_heads = head_dim, n_heads, n_kv_heads
         self.num_recurrences, self.logit_softcap, self.recompute = num_recurrences, logit_softcap, recompute
+        self.document_start = document_start
 
         sizes = {"d_model": d_model, "num_recurrences": num_recurrences}
 
@@ -179,9 +186,15 @@ class LoopedTransformer(Component, nn.Module):
         return self.losses(tokens, targets, num_recurrences)[0]
 
     def losses(
-        self, tokens: Tensor, targets: Tensor, num_recurrences: int | None = None
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        num_recurrences: int | None = None,
+        rows: Sequence[int] | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The objective's total and named terms, all scalars; arguments as in `forward`, and raises what `hidden` does.
+
+        `rows` numbers the B rows among all that training sees, for initial states that are drawn at random.
 
         Raises:
             UserError: the objective cannot read this count, or returns no scalar tensors.
@@ -191,7 +204,7 @@ class LoopedTransformer(Component, nn.Module):
         _, context = self._start(tokens, None)
         *early, last = self.objective.readings(r)
         kept = dict.fromkeys(early, tokens)  # Each place is filled by the loop.
-        kept[last], memory = self._loop(self._prelude(tokens, context, None), context, r, None, kept)
+        kept[last], memory = self._loop(self._prelude(tokens, context, None), context, r, None, kept, rows)
         auxiliary: dict[str, Tensor] = {}
         for layer, own in zip(self.block, memory, strict=True):
             for name, value in layer.auxiliary(own).items():  # type: ignore[operator]
@@ -256,13 +269,21 @@ class LoopedTransformer(Component, nn.Module):
         self._loop(self._prelude(tokens, context, None), context, r, None, kept)
         return list(kept.values())
 
-    def read_out(self, state: Tensor) -> Tensor:
-        """Normalised output (B,T,d) of the coda, which `logits` reads, from a state of `states`."""
-        return self._coda(state, LoopContext(*self.rotary(state.shape[1])), None)
+    def read_out(self, state: Tensor, tokens: Tensor) -> Tensor:
+        """Normalised output (B,T,d) of the coda, which `logits` reads, from a state that `states` gave for `tokens`."""
+        return self._coda(state, self._start(tokens, None)[1], None)
 
     def _start(self, tokens: Tensor, cache: Cache | None) -> tuple[KeyValueSlot | None, LoopContext]:
+        begins = None if self.document_start is None else tokens == self.document_start
         if cache is None:
-            return None, LoopContext(*self.rotary(tokens.shape[1]))
+            mask = None
+            if begins is not None:
+                document = begins.cumsum(dim=1)
+                mask = (document[:, :, None] == document[:, None]).tril()[:, None]
+            cos, sin = self.rotary(tokens.shape[1])
+            return None, LoopContext(cos, sin, mask=mask)
+        if begins is not None:
+            cache.separate(begins)
         return cache.once, LoopContext(*self.rotary.at(cache.positions, cache.filled))
 
     def _prelude(self, tokens: Tensor, context: LoopContext, cache: KeyValueSlot | None) -> Tensor:
@@ -280,17 +301,20 @@ class LoopedTransformer(Component, nn.Module):
         num_recurrences: int,
         cache: Cache | None,
         kept: dict[int, Tensor] | None = None,
+        rows: Sequence[int] | None = None,
     ) -> tuple[Tensor, Memory]:
         """What the coda reads (B,T,d) in the end, and the layers' last memory.
 
         `kept` is given what the coda would read after each recurrence that it names.
         """
-        early, once = (None, None) if cache is None else (cache.exit, cache.once)
+        early, once, positions = (
+            (None, None, None) if cache is None else (cache.exit, cache.once, cache.positions)
+        )
 
         def logits(x: Tensor) -> Tensor:
             return self.logits(self._coda(x, context, once))
 
-        state = self.lanes.expand(self.injection.initial_state(e))
+        state = self.lanes.expand(self.injection.start(e, positions, rows))
         memory: Memory = (None,) * len(self.block)
         for i in range(num_recurrences):
             about = replace(context, i=i, num_recurrences=num_recurrences, e=e)
@@ -394,6 +418,11 @@ def _check_sizes(values: Mapping[str, Any]) -> None:
     for name, least in {**smallest, "prelude_layers": 0, "coda_layers": 0}.items():
         if values[name] < least:
             raise UserError(f"{name} is {values[name]}; it must be at least {least}.")
+    start = values["document_start"]
+    if start is not None and not 0 <= start < values["vocab_size"]:
+        raise UserError(
+            f"document_start is {start}; it is a token's id, from 0 to {values['vocab_size'] - 1}, or null."
+        )
     if values["head_dim"] % 2:
         raise UserError(
             f"head_dim is {values['head_dim']}; it must be even, since the rotary embedding turns pairs."

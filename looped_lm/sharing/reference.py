@@ -156,6 +156,10 @@ def config_to_reference(model: LoopedTransformer) -> dict[str, Any]:
         known = (FullBPTT, TruncatedBPTT) if key == "bptt" else (SEAMS[key].default,)
         if key not in ("injection", "lanes") and type(component) not in known:
             raise UserError(f"The reference code has no {type(component).__name__}.")
+    if model.document_start is not None:
+        raise UserError(
+            "The reference code has no masks between documents, and this model has a document_start."
+        )
     r = model.num_recurrences
     return {
         "sequence_len": model.seq_len,

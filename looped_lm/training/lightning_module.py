@@ -168,6 +168,12 @@ class LoopedLM(L.LightningModule):
                 say(self.trainer, f"compile_layers has no effect here; layers run uncompiled: {problem}")
         if keeps_embedding_in_bf16(device, self.trainer.precision):
             self.model.embedding.to(torch.bfloat16)
+        start, bos = self.model.document_start, getattr(self.trainer.datamodule, "bos_id", None)  # type: ignore[attr-defined]
+        if None not in (start, bos) and start != bos:
+            raise UserError(
+                f"document_start is {start}, but documents of this data begin with the id {bos}, BOS of its tokenizer: "
+                f"use --model.document_start {bos}, or null for rows as one context."
+            )
         if stage == "fit":
             if self.eval_recurrences != self.model.num_recurrences:
                 raise UserError(
@@ -186,12 +192,20 @@ class LoopedLM(L.LightningModule):
         self.due_validation.make_up(self.trainer)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        loss, terms = self.model.losses(*batch, self.step_recurrences(self.trainer.global_step))
+        count = self.step_recurrences(self.trainer.global_step)
+        loss, terms = self.model.losses(*batch, count, self._numbers(len(batch[0]), batch_idx))
         for name, value in {"loss": loss, **terms}.items():
             summed = value.detach().double() * batch[1].numel()
             self._step_sums[name] = self._step_sums[name] + summed if name in self._step_sums else summed
         self._step_tokens += batch[1].numel()
         return loss
+
+    def _numbers(self, rows: int, batch_idx: int) -> range:
+        """Numbers of this micro-batch's rows among all of the run, in the order of `datamodules.EndlessBatches`."""
+        trainer = self.trainer
+        micro = (batch_idx % trainer.accumulate_grad_batches) * trainer.world_size + trainer.global_rank
+        first = trainer.global_step * (self.batch_tokens // self.seq_len) + micro * rows
+        return range(first, first + rows)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Log the step's loss over all its micro-batches and ranks, at logging steps only."""

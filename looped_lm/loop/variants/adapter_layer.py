@@ -60,6 +60,6 @@ class AdapterLayer(PreNormLayer):
         self, x: Tensor, context: LoopContext, cache: KeyValueSlot | None = None
     ) -> Tensor | tuple[Tensor, Any]:
         i, y = context.i, self.norm_attn(x)
-        x = self.residual_attn(x, self.attn(y, context.cos, context.sin, cache) + self.adapter_attn(y, i))
+        x = self.residual_attn(x, self.attn(y, context, cache) + self.adapter_attn(y, i))
         y = self.norm_mlp(x)
         return self.residual_mlp(x, self.mlp(y) + self.adapter_mlp(y, i))

@@ -54,5 +54,5 @@ class LoopModulatedLayer(PreNormLayer):
         self, x: Tensor, context: LoopContext, cache: KeyValueSlot | None = None
     ) -> Tensor | tuple[Tensor, Any]:
         y = self.scale_attn(self.norm_attn(x), context.i)
-        x = self.residual_attn(x, self.attn(y, context.cos, context.sin, cache))
+        x = self.residual_attn(x, self.attn(y, context, cache))
         return self.residual_mlp(x, self.mlp(self.scale_mlp(self.norm_mlp(x), context.i)))

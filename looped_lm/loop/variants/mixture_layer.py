@@ -106,7 +106,7 @@ class MixtureLayer(PreNormLayer):
     def forward(
         self, x: Tensor, context: LoopContext, cache: KeyValueSlot | None = None
     ) -> Tensor | tuple[Tensor, Any]:
-        x = self.residual_attn(x, self.attn(self.norm_attn(x), context.cos, context.sin, cache))
+        x = self.residual_attn(x, self.attn(self.norm_attn(x), context, cache))
         y, balance, choices = self.mlp(self.norm_mlp(x))
         balance = balance / context.num_recurrences
         if context.memory is not None:

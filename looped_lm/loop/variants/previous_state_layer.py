@@ -21,9 +21,9 @@ class PreviousStateLayer(PreNormLayer):
     def forward(
         self, x: Tensor, context: LoopContext, cache: KeyValueSlot | None = None
     ) -> Tensor | tuple[Tensor, Any]:
-        cos, sin, y = context.cos, context.sin, self.norm_attn(x)
+        y = self.norm_attn(x)
         source = y if context.memory is None else self.norm_attn(context.memory)
-        q = self.attn.queries(y, cos, sin)
-        x = self.residual_attn(x, self.attn.attend(q, *self.attn.keys_values(source, cos, sin, cache)))
+        q = self.attn.queries(y, context)
+        x = self.residual_attn(x, self.attn.attend(q, *self.attn.keys_values(source, context, cache)))
         x = self.residual_mlp(x, self.mlp(self.norm_mlp(x)))
         return x, x

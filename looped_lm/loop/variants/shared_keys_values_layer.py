@@ -25,9 +25,9 @@ class SharedKeysValuesLayer(PreNormLayer):
         self, x: Tensor, context: LoopContext, cache: KeyValueSlot | None = None
     ) -> Tensor | tuple[Tensor, Any]:
         y, memory = self.norm_attn(x), context.memory
-        q = self.attn.queries(y, context.cos, context.sin)
+        q = self.attn.queries(y, context)
         if memory is None:
-            memory = self.attn.keys_values(y, context.cos, context.sin, cache)
+            memory = self.attn.keys_values(y, context, cache)
         x = self.residual_attn(x, self.attn.attend(q, *memory))
         return self.residual_mlp(x, self.mlp(self.norm_mlp(x))), memory
 

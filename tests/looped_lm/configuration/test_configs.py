@@ -38,6 +38,7 @@ ARCHITECTURES = {
     "r4_shared_kv.yaml": ((2, 4, 2), 4, "LinearInjection", "SingleLane", "PlainResidual", "FullBPTT"),
     "r4_moe.yaml": ((2, 4, 2), 4, "LinearInjection", "SingleLane", "PlainResidual", "FullBPTT"),
     "r4_previous.yaml": ((2, 4, 2), 4, "LinearInjection", "SingleLane", "PlainResidual", "FullBPTT"),
+    "r4_random_state.yaml": ((2, 4, 2), 4, "RandomStateInjection", "SingleLane", "PlainResidual", "FullBPTT"),
     "r4_weighted.yaml": ((2, 4, 2), 4, "LinearInjection", "SingleLane", "PlainResidual", "FullBPTT"),
     "r4_exit.yaml": ((2, 4, 2), 4, "LinearInjection", "SingleLane", "PlainResidual", "FullBPTT"),
     "r4_ponder.yaml": ((2, 4, 2), 4, "LinearInjection", "SingleLane", "PlainResidual", "FullBPTT"),

@@ -251,7 +251,7 @@ def test_states_after_each_recurrence_lead_to_the_logits_of_fewer() -> None:
     tokens = torch.arange(8)[None]
     for i, state in enumerate(model.states(tokens)):
         expected = model(tokens, num_recurrences=i + 1)
-        assert torch.allclose(model.logits(model.read_out(state)), expected, rtol=0, atol=1e-12)
+        assert torch.allclose(model.logits(model.read_out(state, tokens)), expected, rtol=0, atol=1e-12)
 
 
 # ---- Mixture of experts --------------------------------------------------------------------------------------------
@@ -329,3 +329,47 @@ def test_what_leaves_no_choice_of_experts_is_refused() -> None:
     ):
         with pytest.raises(UserError, match=message):
             tiny_model(layer=partial(MixtureLayer, **arguments))
+
+
+# ---- Documents within a row ----------------------------------------------------------------------------------------
+
+BOS = 60
+#: A row of three documents, the first without its beginning.
+DOCUMENTS = [[7, 9, 11], [BOS, 4, 5, 6, 8], [BOS, 3, 2]]
+
+
+@pytest.mark.parametrize("name", ["plain", *SHIPPED])
+def test_documents_of_a_row_do_not_see_each_other(name: str) -> None:
+    """Logits of each document are those of the document alone: rotary attention knows distances only.
+
+    The tables were made in fp32, and so know them to seven digits.
+    """
+    layer = {"plain": PreNormLayer, **SHIPPED}[name]
+    model = model_with(layer, recurrent_layers=2, document_start=BOS)
+    row = torch.tensor([[token for document in DOCUMENTS for token in document]])
+    with torch.no_grad():
+        together = model(row)
+        alone = torch.cat([model(torch.tensor([document])) for document in DOCUMENTS], dim=1)
+        read = model.logits(model.read_out(model.states(row)[-1], row))
+    assert torch.allclose(together, alone, rtol=0, atol=3e-6)
+    assert torch.allclose(together, read, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["plain", *SHIPPED])
+def test_cached_decoding_keeps_documents_apart(name: str) -> None:
+    model = model_with({"plain": PreNormLayer, **SHIPPED}[name], document_start=BOS)
+    prompts = [[BOS, 3, 7, BOS, 5, 1], [2, 9]]
+    cached, plain = CachedDecoder(model, prompts, 8), UncachedDecoder(model, prompts, 8)
+    with torch.inference_mode():
+        for chosen in ([4, 5], [BOS, 6], [7, BOS], [8, 9], [1, 2], [3, 4]):
+            assert torch.allclose(cached.logits(), plain.logits(), rtol=0, atol=1e-9)
+            for decoder in (cached, plain):
+                decoder.append(torch.tensor(chosen))
+
+
+def test_without_a_document_start_a_row_is_one_context() -> None:
+    model = model_with(PreNormLayer)
+    assert model._start(torch.tensor([[BOS, 1, BOS]]), None)[1].mask is None
+    row = torch.tensor([[1, 2, BOS, 3]])
+    changed = torch.tensor([[4, 2, BOS, 3]])
+    assert not torch.equal(model(row)[0, -1], model(changed)[0, -1])

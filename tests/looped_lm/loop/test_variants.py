@@ -16,6 +16,7 @@ from looped_lm import (
     LinearInjection,
     LoopIndexInjection,
     PassthroughInjection,
+    RandomStateInjection,
     TruncatedBPTT,
 )
 from looped_lm.loop.variants.doubly_stochastic_lanes import doubly_stochastic
@@ -174,3 +175,41 @@ def test_doubly_stochastic_lanes_start_near_the_identity_and_all_learn(r: int) -
     assert set(parameter_roles(model)[f"lanes.{name}"] for name, _ in lanes.named_parameters()) == {"lanes"}
     with pytest.raises(ValueError, match="iterations is 0"):
         DoublyStochasticLanes(8, 2, iterations=0)
+
+
+# ---- Random initial state
+
+
+def test_a_training_rows_state_follows_from_its_number_alone() -> None:
+    injection, e = RandomStateInjection(64, seed=3), torch.zeros(4, 40, 64)
+    whole = injection.start(e, None, range(8, 12))
+    torch.manual_seed(99)
+    halves = [injection.start(e[:2], None, rows) for rows in (range(8, 10), [10, 11])]
+    assert torch.equal(whole, torch.cat(halves))
+    assert torch.equal(whole, RandomStateInjection(64, seed=3).start(e, None, range(8, 12)))
+    streams = [
+        *whole,
+        *injection.start(e, None, range(12, 14)),
+        RandomStateInjection(64, seed=4).start(e, None, [8])[0],
+    ]
+    flat = torch.stack(streams).flatten(1)
+    assert (torch.corrcoef(flat) - torch.eye(len(flat))).abs().max() < 5 / math.sqrt(flat.shape[1])
+    # Mean and variance of 18,000 draws, within five standard errors.
+    n = flat.numel()
+    assert abs(float(flat.mean())) < 5 * math.sqrt(0.4 / n)
+    assert abs(float(flat.square().mean()) - 0.4) < 5 * 0.4 * math.sqrt(2 / n)
+
+
+def test_outside_of_training_a_state_follows_from_the_position_alone() -> None:
+    e = torch.zeros(2, 150, 64)
+    state = RandomStateInjection(64).start(e, None, None)
+    assert torch.equal(state[0], state[1]) and len(state[0].unique(dim=0)) == 150
+    injection = RandomStateInjection(64)
+    assert torch.equal(injection.start(e[:, :70], None, None), state[:, :70])
+    positions = torch.tensor([[3], [149]])
+    assert torch.equal(injection.start(e[:, :1], positions, None), state[[0, 1], [3, 149]][:, None])
+    assert not torch.equal(injection.start(e, None, [0, 1])[0], state[0]), "training draws others"
+    assert injection(e, state, 0).shape == e.shape
+    for wrong in ({"std": 0.0}, {"std": math.inf}, {"seed": -1}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} is"):
+            RandomStateInjection(8, **wrong)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,11 @@ from looped_lm import (
     HyperP,
     LoopedLM,
     MuonH,
+    RandomStateInjection,
     Steps,
     TruncatedBPTT,
 )
+from looped_lm.common.errors import UserError
 from looped_lm.training.devices import keeps_embedding_in_bf16
 from tests.support.tiny import SEQ_LEN, VOCAB, TinyData, perturb, tiny_lm, tiny_trainer, tokens
 
@@ -70,6 +72,45 @@ def test_accumulation_changes_nothing_but_memory(tmp_path: Path) -> None:
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
 
 
+def test_random_states_are_those_of_the_rows_however_a_step_is_split_or_resumed(tmp_path: Path) -> None:
+    def run(folder: str, batch_size: int, seed: int = 0, **trainer: Any) -> list[float]:
+        lm = tiny_lm(injection=partial(RandomStateInjection, std=3.0, seed=seed))
+        perturb(lm.model)  # From [I | 0] the state does not count yet.
+        return fit(tmp_path / folder, lm, batch_size, **trainer)[1].losses
+
+    whole = run("whole", 8)
+    assert run("split", 2) == pytest.approx(whole, rel=1e-6)
+    assert run("other", 8, seed=1) != pytest.approx(whole, rel=1e-5)
+    half = tiny_lm(injection=partial(RandomStateInjection, std=3.0))
+    perturb(half.model)
+    trainer, _ = fit(tmp_path, half, max_steps=2)
+    trainer.save_checkpoint(tmp_path / "half.ckpt")
+    torch.manual_seed(99)
+    lm = tiny_lm(injection=partial(RandomStateInjection, std=3.0))
+    watch = Watch()
+    tiny_trainer(tmp_path, [watch]).fit(lm, datamodule=TinyData(), ckpt_path=tmp_path / "half.ckpt")
+    # The tiny data begin anew after a resume; the states do not.
+    ours = tiny_lm(injection=partial(RandomStateInjection, std=3.0))
+    ours.load_state_dict(torch.load(tmp_path / "half.ckpt", weights_only=True)["state_dict"])
+    rows = [torch.stack(side) for side in zip(*_first_rows(8), strict=True)]
+    with torch.no_grad():
+        expected = [float(ours.model.losses(*rows, rows=range(n, n + 8))[0]) for n in (16, 0)]
+    assert watch.losses[0] == pytest.approx(expected[0], rel=1e-6)
+    assert watch.losses[0] != pytest.approx(expected[1], rel=1e-5)
+
+
+def test_documents_that_begin_with_another_id_are_refused(tmp_path: Path) -> None:
+    data = TinyData()
+    data.bos_id = 5  # type: ignore[attr-defined]
+    with pytest.raises(
+        UserError, match="documents of this data begin with the id 5.*--model.document_start 5"
+    ):
+        tiny_trainer(tmp_path).fit(tiny_lm(document_start=4), datamodule=data)
+    with pytest.raises(UserError, match="document_start is 61; it is a token's id, from 0 to 60"):
+        tiny_lm(document_start=61)
+    tiny_trainer(tmp_path).fit(tiny_lm(document_start=5, horizon=Steps(1)), datamodule=data)
+
+
 def test_the_logged_loss_is_the_mean_over_all_micro_batches(tmp_path: Path) -> None:
     lm = tiny_lm(horizon=Steps(1))
     rows = _first_rows(8)
@@ -112,7 +153,7 @@ def test_groups_carry_roles_names_and_rates() -> None:
 
 
 def test_any_torch_optimizer_fits_the_seam(tmp_path: Path) -> None:
-    lm = tiny_lm(optimizer=functools.partial(torch.optim.AdamW, weight_decay=0.0))
+    lm = tiny_lm(optimizer=partial(torch.optim.AdamW, weight_decay=0.0))
     trainer, watch = fit(tmp_path, lm)
     assert type(trainer.optimizers[0]) is torch.optim.AdamW and set(watch.rates[0]) >= {"matrix", "norm"}
 
@@ -122,8 +163,8 @@ def test_any_torch_optimizer_fits_the_seam(tmp_path: Path) -> None:
     [
         {},
         dict(bptt=TruncatedBPTT(1), num_recurrences=3, horizon=FlopsBudget(1e9)),
-        dict(lanes=functools.partial(HyperConnectionLanes, num_lanes=3), n_kv_heads=2),
-        dict(optimizer=functools.partial(torch.optim.AdamW, betas=(0.9, 0.99))),
+        dict(lanes=partial(HyperConnectionLanes, num_lanes=3), n_kv_heads=2),
+        dict(optimizer=partial(torch.optim.AdamW, betas=(0.9, 0.99))),
     ],
 )
 def test_a_checkpoint_alone_rebuilds_a_model_built_in_python(
@@ -178,7 +219,7 @@ def test_another_model_with_the_same_or_other_tensors_is_refused(
 def test_a_changed_recipe_takes_effect_after_a_resume(tmp_path: Path) -> None:
     """Optimizer and scheduler states would bring the old rates back."""
     path = save(tmp_path, tiny_lm())
-    optimizer = functools.partial(MuonH, momentum=0.5)
+    optimizer = partial(MuonH, momentum=0.5)
     lm, watch = tiny_lm(horizon=Steps(8), transfer=HyperP(matrix=0.5), optimizer=optimizer), Watch()
     trainer = tiny_trainer(tmp_path, [watch])
     trainer.fit(lm, datamodule=TinyData(), ckpt_path=path)
