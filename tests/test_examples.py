@@ -179,7 +179,7 @@ def vars_of(runs: Runs) -> dict[str, Any]:
 def test_the_story_of_the_new_injection(story: Callable[[str], Story], tiny_data_dir: Path) -> None:
     """Every command; the sweeps with tiny runs, so the fit may be anything but silent."""
     found = story("new_injection")
-    assert "14 passed" in found.bash(found.block("pytest"))
+    assert "15 passed" in found.bash(found.block("pytest"))
     assert "(completed)" in found.bash(found.block("r4_low_rank.yaml"))
     assert "24 runs" in found.bash(found.block("sweep plan"))
     command, lines = found.shown("design.csv")
