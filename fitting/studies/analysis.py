@@ -267,12 +267,13 @@ def _splits(
     runs: Runs, result: FitResult, settings: Settings, progress: Progress
 ) -> tuple[FitSummary | Refused, ...]:
     drawing: dict[str, Any] = {"seed": settings.seed, "workers": settings.workers}
-    chosen = [PAPER, INJECTION_ONCE, REGRESSED] if settings.all_splits else []
+    own = result.law.split
+    chosen = [s.saying(own.count) for s in (PAPER, INJECTION_ONCE, REGRESSED)] if settings.all_splits else []
     rows: list[FitSummary | Refused] = []
-    for split in [result.law.split, *[s for s in chosen if s is not result.law.split]]:
+    for split in [own, *[s for s in chosen if s != own]]:
         other = result
         try:
-            if split is not result.law.split:
+            if split != own:
                 progress(f"split {split.name}")
                 other = fit(runs, JointLaw(split=split), starts=settings.starts, **drawing)
                 if settings.resamples:
