@@ -149,7 +149,6 @@ def split_of(chosen: Any, *tables: Runs) -> Split:
 def law_of(chosen: Any, *tables: Runs) -> Law:
     """The law that `chosen.law`, `chosen.phi` and `chosen.split` describe, for these runs. Raises `FitError`."""
     from fitting import laws
-    from fitting.data.splits import PAPER
 
     split = split_of(chosen, *tables)
     if chosen.phi is not None:
@@ -161,10 +160,7 @@ def law_of(chosen: Any, *tables: Runs) -> Law:
             raise FitError(f"--phi is {chosen.phi:g}; it must lie between -{LARGEST_PHI} and {LARGEST_PHI}")
         return laws.JointLaw(laws.FixedPower(chosen.phi), split)
     if chosen.law == "chinchilla":
-        alone = laws.ChinchillaLaw()
-        # It takes N whole, wherever the injection is counted.
-        alone.split = PAPER.saying(split.count)
-        return alone
+        return laws.ChinchillaLaw(split.count)
     if chosen.law in LAW_NAMES:
         multiplier: laws.Multiplier = getattr(laws, LAW_NAMES[chosen.law][0])()
         return laws.JointLaw(multiplier, split)

@@ -363,6 +363,8 @@ def test_every_report_on_mixtures_says_what_n_counts(count, capsys, tmp_path):
         options = ["--law", law, "--where", "r=2" if law == "chinchilla" else "r>0"]
         run(capsys, "fit", path, *options, *asked, "--report", str(folder), "--overwrite")
         assert all(said in (folder / name).read_text() for name in ("fit.json", "report.md", "report.html"))
+        numbers = json.loads((folder / "fit.json").read_text())
+        assert {row["split"] for row in (numbers["fit"], *(numbers["chinchilla"] or ()))} == {said}
         assert run(capsys, "verify", str(folder))[0] == 0
     _, out, _ = run(capsys, "fit", path, *asked, "--all-splits", "--json")
     named = [split["split"] for split in json.loads(out)["splits"]]
