@@ -90,12 +90,12 @@ def add_output_options(parser: argparse.ArgumentParser, report: bool = True) -> 
         parser.add_argument("--overwrite", action="store_true", help="let --report replace an earlier report")
 
 
-def load(paths: Iterable[str], with_loss: bool = True) -> Runs:
-    """Load runs, named as `sources.named` reads them."""
+def load(paths: Iterable[str], count: str, with_loss: bool = True) -> Runs:
+    """Load runs, named as `sources.named` reads them, with N as --count says, so that every rule sees the same N."""
     from fitting.commands.sources import named
     from fitting.data.loading import load_runs
 
-    return load_runs(*named(paths), with_loss=with_loss)
+    return load_runs(*named(paths), with_loss=with_loss).counting(count)
 
 
 def choices(kind: Callable[..., T], options: argparse.Namespace) -> T:
@@ -111,7 +111,7 @@ def stated(chosen: Any) -> dict[str, Any]:
 
 def select(runs: Runs, chosen: Any) -> tuple[Runs, Runs]:
     """The runs to fit, and those before --exclude. `chosen` has the rules `where` and `exclude`. Raises `FitError`."""
-    before = runs.where(*chosen.where).counting(chosen.count)
+    before = runs.where(*chosen.where)
     kept = before.exclude(*chosen.exclude)
     if not len(kept):
         raise FitError(f"No run is left of {len(runs)} after --where and --exclude. Loosen the rules")
@@ -137,12 +137,20 @@ def check_report(options: argparse.Namespace, kind: str) -> None:
         raise FitError("--overwrite lets --report replace a report. Add --report DIR, or leave it out")
 
 
-def law_of(chosen: Any) -> Law:
-    """The law that `chosen.law`, `chosen.phi` and `chosen.split` describe. Raises `FitError`."""
-    from fitting import laws
+def split_of(chosen: Any, *tables: Runs) -> Split:
+    """The split that `chosen.split` names. It says what N counts if that matters to the tables. Raises `FitError`."""
     from fitting.data.splits import split_named
 
-    split = split_named(chosen.split, chosen.count)
+    # Once the active parameters are N, a table no longer shows that its runs are mixtures.
+    matters = chosen.count != "total" or any(runs.mixtures for runs in tables)
+    return split_named(chosen.split).saying(chosen.count if matters else "")
+
+
+def law_of(chosen: Any, *tables: Runs) -> Law:
+    """The law that `chosen.law`, `chosen.phi` and `chosen.split` describe, for these runs. Raises `FitError`."""
+    from fitting import laws
+
+    split = split_of(chosen, *tables)
     if chosen.phi is not None:
         if chosen.law != "joint":
             raise FitError(
@@ -152,7 +160,7 @@ def law_of(chosen: Any) -> Law:
             raise FitError(f"--phi is {chosen.phi:g}; it must lie between -{LARGEST_PHI} and {LARGEST_PHI}")
         return laws.JointLaw(laws.FixedPower(chosen.phi), split)
     if chosen.law == "chinchilla":
-        return laws.ChinchillaLaw()
+        return laws.ChinchillaLaw(split.count)
     if chosen.law in LAW_NAMES:
         multiplier: laws.Multiplier = getattr(laws, LAW_NAMES[chosen.law][0])()
         return laws.JointLaw(multiplier, split)

@@ -66,7 +66,6 @@ def derive(
     """The content of comparison.json, as `fit.derive` makes that of fit.json; `paths` are baseline and study."""
     from fitting.commands.sources import named, naming
     from fitting.data import provenance
-    from fitting.data.splits import split_named
     from fitting.studies.comparison import PairedWithExcluded, compare
 
     if len(paths) != 2:
@@ -74,11 +73,11 @@ def derive(
     name = naming(folder)
     arms, with_them, files = [], [], []
     for path, rules in zip(paths, (chosen.baseline_where, chosen.study_where), strict=True):
-        kept, before = common.select(common.load([path]).where(*rules), chosen)
+        kept, before = common.select(common.load([path], chosen.count).where(*rules), chosen)
         files += provenance.source_files(str(source) for source in before.source)
         arms.append(kept.renamed(name))
         with_them.append(before.renamed(name))
-    search = {**vars(settings), "split": split_named(chosen.split, chosen.count), "progress": progress}
+    search = {**vars(settings), "split": common.split_of(chosen, *with_them), "progress": progress}
     found = compare(*arms, **search)
     excluded = None
     if list(map(len, arms)) != list(map(len, with_them)):

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fitting.commands import common
-from fitting.errors import FitError
 
 if TYPE_CHECKING:
     from fitting.studies.analysis import Analysis, Settings
@@ -44,8 +43,6 @@ def run(options: argparse.Namespace) -> int:
     from fitting.studies.analysis import Settings
 
     common.check_report(options, "fit")
-    if options.all_splits and options.count != "total":
-        raise FitError("--all-splits is for total counts. Leave one of it and --count active out")
     progress = common.progress(options)
     chosen, settings = common.choices(Choices, options), common.choices(Settings, options)
     analysis = derive(options.runs, chosen, settings, options.report, progress)
@@ -69,9 +66,9 @@ def derive(
     from fitting.studies.analysis import analyse
 
     name = naming(folder)
-    kept, before = common.select(common.load(paths), chosen)
+    kept, before = common.select(common.load(paths, chosen.count), chosen)
     files = provenance.source_files(str(source) for source in before.source)
     kept, before = kept.renamed(name), before.renamed(name)
-    law = common.law_of(chosen)
+    law = common.law_of(chosen, before)
     analysis = analyse(kept, law, settings, without_exclusions=before, progress=progress)
     return replace(analysis, provenance=provenance.describe(named(paths), files, common.stated(chosen), name))

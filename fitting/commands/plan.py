@@ -29,7 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Plan and print. Raises `FitError` and `RecordError` for bad input."""
-    from fitting.data.splits import split_named
     from fitting.estimation.fits import fit
     from fitting.laws import JointLaw
     from fitting.report.sections import left_out_sections
@@ -37,12 +36,13 @@ def run(options: argparse.Namespace) -> int:
     from fitting.studies.planner import Noise, plan
 
     noise = Noise(options.run_noise, options.cell_noise)
-    law = JointLaw(split=split_named(options.split, options.count))
-    design, _ = common.select(common.load(options.design, with_loss=False), options)
+    design, _ = common.select(common.load(options.design, options.count, with_loss=False), options)
+    like = common.load([options.like], options.count)
+    law = JointLaw(split=common.split_of(options, design, like))
     progress = common.progress(options)
     progress(f"fitting {options.like} for the assumed truth")
     search = {"seed": options.seed, "workers": options.workers}
-    truth = fit(common.load([options.like]).counting(options.count), law, starts=options.starts, **search)
+    truth = fit(like, law, starts=options.starts, **search)
     asked = {name: getattr(options, name) for name in ("simulate", "candidates")}
     study = options.delta_phi
     found = plan(design, law, truth.parameters, noise, study=study, progress=progress, **asked, **search)

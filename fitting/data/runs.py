@@ -154,6 +154,11 @@ class Runs:
         source = np.array([name(str(source)) for source in self.source], dtype=object)
         return dataclasses.replace(self, source=source, excluded=gone)
 
+    @property
+    def mixtures(self) -> bool:
+        """Whether N depends on what is counted: some run has parameters that a token does not use."""
+        return bool((self.n_once_active < self.n_once).any() or (self.n_rec_active < self.n_rec).any())
+
     def counting(self, count: str) -> Runs:
         """The same runs with N the `total` parameters (as they are read) or the `active` ones. Raises `FitError`."""
         if count not in COUNTS:

@@ -24,9 +24,15 @@ class Split:
     name: str
     description: str
     counts: Callable[[Runs], Counts]
+    count: str = ""
+    """What N counts, where the name says so: `total` or `active` parameters."""
 
     def __call__(self, runs: Runs) -> Counts:
         return self.counts(runs)
+
+    def saying(self, count: str) -> Split:
+        """The same split, with what N counts (empty: nothing) in its name."""
+        return replace(self, name=f"{self.name}, {count} parameters", count=count) if count else self
 
 
 def _paper(runs: Runs) -> Counts:
@@ -99,10 +105,9 @@ REGRESSED_AS_LINEAR = Split(
 SPLITS = {split.name: split for split in (PAPER, INJECTION_ONCE, REGRESSED, REGRESSED_AS_LINEAR)}
 
 
-def split_named(name: str, count: str = "total") -> Split:
-    """The split of this name, which says so if N is the `active` count. Raises `FitError` listing those that exist."""
+def split_named(name: str) -> Split:
+    """The split of this name. Raises `FitError` listing those that exist."""
     if name not in SPLITS:
         listed = "; ".join(f"{split.name}: {split.description}" for split in SPLITS.values())
         raise FitError(f"There is no split named {name!r}. Splits: {listed}")
-    split = SPLITS[name]
-    return split if count == "total" else replace(split, name=f"{name}, {count} parameters")
+    return SPLITS[name]

@@ -75,11 +75,17 @@ class AdditiveLaw(Law):
 
 
 class ChinchillaLaw(AdditiveLaw):
-    """L = E + A·N^-alpha + B·D^-beta, N = N_once + N_rec: one fit per architecture."""
+    """L = E + A·N^-alpha + B·D^-beta, N = N_once + N_rec: one fit per architecture.
+
+    It takes N whole, wherever the injection is counted; `count` is what `Split.saying` puts into its split's name.
+    """
 
     name = "chinchilla"
     param_names = ("A", "alpha", "B", "beta", "E")
     bounds = np.array([_LOG_AMPLITUDE, _EXPONENT, _LOG_AMPLITUDE, _EXPONENT, _LOG_E])
+
+    def __init__(self, count: str = "") -> None:
+        self.split = PAPER.saying(count)
 
     def effective_size(self, psi: np.ndarray, x: Inputs) -> tuple[np.ndarray, np.ndarray]:
         return np.log(x.n_total)[None], np.empty((len(psi), 0, len(x)))

@@ -193,7 +193,7 @@ def analyse(
         more["restricted"] = tuple(f.summary(phi=phi) for phi, f in restricted.items())
         more["phi_path"] = phi_path(runs, result, settings.workers)
     progress("Chinchilla law per r")
-    rows, alone = _chinchilla(runs, search)
+    rows, alone = _chinchilla(runs, law.split.count, search)
     progress("budget halves and leaving groups out")
     by_half = diagnostics.halves(runs, law, **search)
     groups = {"budget": runs.budget, "r": runs.r, "cell": runs.cell}
@@ -267,12 +267,13 @@ def _splits(
     runs: Runs, result: FitResult, settings: Settings, progress: Progress
 ) -> tuple[FitSummary | Refused, ...]:
     drawing: dict[str, Any] = {"seed": settings.seed, "workers": settings.workers}
-    chosen = [PAPER, INJECTION_ONCE, REGRESSED] if settings.all_splits else []
+    own = result.law.split
+    chosen = [s.saying(own.count) for s in (PAPER, INJECTION_ONCE, REGRESSED)] if settings.all_splits else []
     rows: list[FitSummary | Refused] = []
-    for split in [result.law.split, *[s for s in chosen if s is not result.law.split]]:
+    for split in [own, *[s for s in chosen if s != own]]:
         other = result
         try:
-            if split is not result.law.split:
+            if split != own:
                 progress(f"split {split.name}")
                 other = fit(runs, JointLaw(split=split), starts=settings.starts, **drawing)
                 if settings.resamples:
@@ -290,13 +291,13 @@ def _splits(
 
 
 def _chinchilla(
-    runs: Runs, search: dict[str, Any]
+    runs: Runs, count: str, search: dict[str, Any]
 ) -> tuple[tuple[FitSummary | Refused, ...], dict[float, FitResult]]:
     rows: list[FitSummary | Refused] = []
     alone = {}
     for r in map(float, runs.recurrences):
         try:
-            alone[r] = fit(runs.take(runs.r == r), ChinchillaLaw(), **search)
+            alone[r] = fit(runs.take(runs.r == r), ChinchillaLaw(count), **search)
             rows.append(alone[r].summary(r=r, theta=tuple(alone[r].theta.tolist())))
         except FitError as error:
             rows.append(Refused(r=r, status="not identified", message=str(error)))

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from fitting.__main__ import COMMANDS, main
-from fitting.commands.common import LAW_NAMES, law_of
+from fitting.commands.common import LAW_NAMES, law_of, load, select
 from fitting.data.loading import load_runs
+from fitting.data.splits import PAPER
 from fitting.published import GRID
 from fitting.records import RunRecord
 from tests.support.run_records import record_fields
@@ -323,34 +324,72 @@ def test_an_untrusted_split_counts_for_the_exit_status(monkeypatch, capsys):
     assert status == 1 and "split other: made" in err
 
 
-def test_active_parameters_are_counted_on_request_and_every_report_says_so(capsys, tmp_path):
-    """The published runs, as if every block had three times the parameters that a token uses."""
-    runs, path = load_runs(GRID), tmp_path / "mixtures.csv"
-    with path.open("w") as file:
-        print("r,d_model,n_once,n_rec,n_once_active,n_rec_active,n_injection,flops_budget,flops_per_token,tokens,"
-              "val_loss,seed", file=file)  # fmt: skip
-        for i in range(len(runs)):
-            numbers = (
-                runs.r[i], runs.d_model[i], runs.n_once[i], 3 * runs.n_rec[i], runs.n_once[i], runs.n_rec[i],
-                runs.n_injection[i], runs.flops_budget[i], runs.flops_per_token[i], runs.tokens[i], runs.val_loss[i],
-                i,
-            )  # fmt: skip
-            print(",".join(map(repr, map(float, numbers))), file=file)
+def mixtures(path, val_loss=None):
+    """The published runs (or others with these losses) as if every block had three times what a token uses."""
+    runs = load_runs(GRID)
+    names = (
+        *"r d_model n_once n_rec n_injection flops_budget flops_per_token tokens val_loss".split(),
+        "n_rec_active",
+    )
+    losses = runs.val_loss if val_loss is None else val_loss(runs)
+    columns = dataclasses.replace(runs, n_rec=3 * runs.n_rec, n_rec_active=runs.n_rec, val_loss=losses)
+    rows = zip(*(getattr(columns, name) for name in names), range(len(runs)), strict=True)
+    lines = [",".join((*names, "seed"))] + [",".join(repr(float(value)) for value in row) for row in rows]
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+def test_active_parameters_are_counted_on_request(capsys, tmp_path):
+    def law(runs):
+        sizes = [once + r**0.3 * rec for once, rec, r in zip(runs.n_once, runs.n_rec, runs.r, strict=True)]
+        return [1.5 + 300 * n**-0.3 + 2000 * d**-0.35 for n, d in zip(sizes, runs.tokens, strict=True)]
 
     def phi(*options):
-        status, out, _ = run(capsys, "fit", *options, "--json", *QUICK)
-        found = json.loads(out)["fit"]
-        return found["parameters"]["phi"], found["split"]
+        out = run(capsys, "fit", *options, "--json", *QUICK)[1]
+        return json.loads(out)["fit"]["parameters"]["phi"]
 
-    published, total = phi("published")[0], phi(str(path))
-    assert phi(str(path), "--count", "active") == (
-        pytest.approx(published, abs=1e-4),
-        "paper, active parameters",
+    active, published = "--count=active", mixtures(tmp_path / "published.csv")
+    made = mixtures(tmp_path / "made.csv", law)
+    assert phi(made, active) == pytest.approx(0.3, abs=1e-3) and abs(phi(made) - 0.3) > 0.02
+    assert phi(published, active) == pytest.approx(phi("published"), abs=1e-4)
+    assert abs(phi(published) - phi("published")) > 0.02
+
+
+@pytest.mark.parametrize("count", ["active", "total"])
+def test_every_report_on_mixtures_says_what_n_counts(count, capsys, tmp_path):
+    path, folder = mixtures(tmp_path / "mixtures.csv"), tmp_path / "report"
+    asked, said = ["--count", count, *QUICK], f"paper, {count} parameters"
+    for law in ("joint", "chinchilla"):
+        options = ["--law", law, "--where", "r=2" if law == "chinchilla" else "r>0"]
+        run(capsys, "fit", path, *options, *asked, "--report", str(folder), "--overwrite")
+        assert all(said in (folder / name).read_text() for name in ("fit.json", "report.md", "report.html"))
+        numbers = json.loads((folder / "fit.json").read_text())
+        assert {row["split"] for row in (numbers["fit"], *(numbers["chinchilla"] or ()))} == {said}
+        assert run(capsys, "verify", str(folder))[0] == 0
+    _, out, _ = run(capsys, "fit", path, *asked, "--all-splits", "--json")
+    named = [split["split"] for split in json.loads(out)["splits"]]
+    assert named == [f"{name}, {count} parameters" for name in ("paper", "injection_once", "regressed")]
+    arms = [path, path, "--where", "budget<=4.64e18"]
+    assert said in run(capsys, "compare", *arms, *asked)[1]
+    assert said in run(capsys, "predict", path, "--equivalent", "1e8", *asked)[1]
+    few = ["--count", count, "--starts", "20", "--quiet"]
+    assert (
+        said in run(capsys, "plan", path, *few)[1]
+        and said in run(capsys, "plan", GRID, "--like", path, *few)[1]
     )
-    assert total[1] == "paper" and abs(total[0] - published) > 0.02
-    report = tmp_path / "report"
-    status, _, _ = run(capsys, "fit", str(path), "--count", "active", "--report", str(report), *QUICK)
-    assert status in (0, 1) and "paper, active parameters" in (report / "report.md").read_text()
-    assert run(capsys, "verify", str(report))[0] == 0
-    status, _, said = run(capsys, "fit", str(path), "--count", "active", "--all-splits", *QUICK)
-    assert status == 2 and "--all-splits is for total counts" in said
+
+
+def test_runs_without_mixtures_are_reported_as_before():
+    chosen = argparse.Namespace(law="joint", phi=None, split="paper", count="total")
+    assert law_of(chosen, load_runs(GRID)).split is PAPER
+
+
+def test_every_rule_sees_the_chosen_count(tmp_path):
+    path = mixtures(tmp_path / "mixtures.csv")
+    runs = load(["published"], "total")
+    small = int((runs.n_rec <= 3e7).sum())
+    assert 0 < small < len(runs) and int((3 * runs.n_rec <= 3e7).sum()) != small
+    for where, exclude in ((("n_rec<=3e7",), ()), ((), ("n_rec>3e7",))):
+        chosen = argparse.Namespace(where=where, exclude=exclude)
+        assert len(select(load([path], "active"), chosen)[0]) == small
+        assert len(select(load([path], "total"), chosen)[0]) == int((3 * runs.n_rec <= 3e7).sum())
