@@ -6,7 +6,7 @@ Left out: experts that all tokens share, noise in the router, limits of an exper
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,9 @@ from looped_lm.common.errors import UserError
 from looped_lm.loop.blocks import MLP, PreNormLayer, count
 from looped_lm.loop.component import ModelComponent
 from looped_lm.loop.layer import KeyValueSlot, LayerSizes, LoopContext
+
+if TYPE_CHECKING:
+    from looped_lm.model.transformer import LoopedTransformer
 
 
 class Experts(ModelComponent, nn.Module):
@@ -119,3 +122,33 @@ class MixtureLayer(PreNormLayer):
     def active_parameters(self) -> int:
         idle = len(self.mlp.experts) - self.mlp.top_k
         return count(self) - idle * count(self.mlp.experts[0])
+
+
+@torch.no_grad()
+def expert_shares(model: LoopedTransformer, tokens: Tensor) -> Tensor:
+    """Shares (layers of the block, E) of all choices that each expert gets for int64 tokens (B,T).
+
+    Every recurrence counts; rows sum to 1.
+
+    Raises:
+        UserError: the block has no mixture of experts.
+    """
+    if not isinstance(model.layer, MixtureLayer):
+        raise UserError(
+            f"The block's layers are {type(model.layer).__name__}; only MixtureLayer has experts."
+        )
+    choices: dict[nn.Module, Tensor] = {}
+    # The memory after the last recurrence is the sum over all.
+    hooks = [
+        layer.register_forward_hook(lambda layer, _, out: choices.__setitem__(layer, out[1][1]))
+        for layer in model.block
+    ]
+    try:
+        # A compiled layer was traced without the hook.
+        with torch.compiler.set_stance("force_eager"):
+            model.hidden(tokens)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    counts = torch.stack([choices[layer] for layer in model.block]).double()
+    return counts / counts.sum(dim=1, keepdim=True)
