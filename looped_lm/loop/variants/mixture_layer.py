@@ -65,7 +65,7 @@ class MixtureLayer(PreNormLayer):
     """The paper's layer with experts in the place of the MLP; they run uncompiled.
 
     The default has as many active parameters as the paper's layer, but for the router. Under truncated BPTT the balance
-    of recurrences without gradients counts and trains nothing.
+    of recurrences without gradients counts and trains nothing. `expert_shares` tells how evenly experts are chosen.
 
     Args:
         sizes: the model's.
@@ -144,7 +144,7 @@ def expert_shares(model: LoopedTransformer, tokens: Tensor) -> Tensor:
         for layer in model.block
     ]
     try:
-        # A compiled layer was traced without the hook.
+        # Compiled layers would be built anew, for a pass without gradients.
         with torch.compiler.set_stance("force_eager"):
             model.hidden(tokens)
     finally:
