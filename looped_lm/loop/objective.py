@@ -77,7 +77,11 @@ class Objective(ModelComponent, nn.Module, ABC):
     def checked(
         self, states: States, read: Read, auxiliary: Mapping[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """What `forward` returns; UserError unless it is a scalar tensor and named scalar tensors."""
+        """What `forward` returns, the layers' sums among its terms.
+
+        Raises:
+            UserError: not a scalar tensor and named scalar tensors, a layer's included, or a name that is taken.
+        """
         name, given = type(self).__name__, self(states, read, auxiliary)
         if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping)):
             raise UserError(
@@ -85,17 +89,24 @@ class Objective(ModelComponent, nn.Module, ABC):
                 "dict of scalar tensors by name, which may be empty."
             )
         total, terms = given
-        for what, value in {"total": total, **{f"term {key!r}": term for key, term in terms.items()}}.items():
+        # The layers' first: one that is no scalar makes the total none.
+        told = {f"auxiliary {key!r} of the layers": value for key, value in auxiliary.items()}
+        told |= {
+            f"total of {name}": total,
+            **{f"term {key!r} of {name}": term for key, term in terms.items()},
+        }
+        for what, value in told.items():
             if not isinstance(value, Tensor) or value.dim():
                 kind = f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
                 raise UserError(
-                    f"The {what} of {name} is a {kind}; it must be a scalar tensor, such as a mean over tokens."
+                    f"The {what} is a {kind}; it must be a scalar tensor, such as a mean over tokens."
                 )
-        if taken := [key for key in terms if key in TAKEN]:
+        if taken := [key for key in (*terms, *auxiliary) if key in TAKEN]:
+            who = name if taken[0] in terms else "Layer.auxiliary"
             raise UserError(
-                f"{name} calls a term {taken[0]!r}, but train/{taken[0]} is logged already: rename it."
+                f"{who} calls a term {taken[0]!r}, but train/{taken[0]} is logged already: rename it."
             )
-        return total, dict(terms)
+        return total, {**auxiliary, **terms}
 
 
 class FinalCrossEntropy(Objective):

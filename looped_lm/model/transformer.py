@@ -213,8 +213,7 @@ class LoopedTransformer(Component, nn.Module):
         def read(state: Tensor, weights: Tensor | None) -> Tensor:
             return self._cross_entropy(self._coda(state, context, None), targets, weights)
 
-        total, terms = self.objective.checked(kept, read, auxiliary)
-        return total, {**auxiliary, **terms}
+        return self.objective.checked(kept, read, auxiliary)
 
     def cross_entropy(self, tokens: Tensor, targets: Tensor, num_recurrences: int | None = None) -> Tensor:
         """Mean cross entropy after the last recurrence, in nats per token, whatever the objective."""

@@ -13,14 +13,18 @@ from torch import Tensor
 
 from looped_lm import (
     AdapterLayer,
+    ExitDistribution,
+    FinalCrossEntropy,
     LoopContext,
     LoopModulatedLayer,
     MixtureLayer,
+    PonderCost,
     PreNormLayer,
     PreviousStateLayer,
     SharedKeysValuesLayer,
     SwiGLULayer,
     TruncatedBPTT,
+    WeightedRecurrences,
 )
 from looped_lm.common.errors import UserError
 from looped_lm.generation import CachedDecoder, RelativeChange, UncachedDecoder
@@ -28,7 +32,7 @@ from looped_lm.model.accounting import active_parameters, count_parameters, flop
 from looped_lm.training.description import run_record
 from tests.support.own_components import CarryingLayer
 from tests.support.run_records import record_fields
-from tests.support.tiny import perturb, tiny_lm, tiny_model
+from tests.support.tiny import VOCAB, perturb, tiny_lm, tiny_model, tokens
 
 D, HEAD, T = 64, 16, 16
 SHIPPED: dict[str, Any] = {
@@ -329,6 +333,97 @@ def test_what_leaves_no_choice_of_experts_is_refused() -> None:
     ):
         with pytest.raises(UserError, match=message):
             tiny_model(layer=partial(MixtureLayer, **arguments))
+
+
+def expert_shares(model: Any, rows: Tensor) -> Tensor:
+    """Shares (layers, experts) of all choices, over all recurrences, that each expert gets."""
+    chosen: dict[Any, Tensor] = {}
+    hooks = [
+        layer.register_forward_hook(lambda layer, _, out: chosen.__setitem__(layer, out[1][1]))
+        for layer in model.block
+    ]
+    with torch.no_grad():
+        model.hidden(rows)
+    for hook in hooks:
+        hook.remove()
+    counts = torch.stack([chosen[layer] for layer in model.block]).double()
+    return counts / counts.sum(dim=1, keepdim=True)
+
+
+@pytest.mark.parametrize("objective", [FinalCrossEntropy, WeightedRecurrences, ExitDistribution, PonderCost])
+def test_every_objective_adds_the_balance_loss(objective: Any) -> None:
+    totals = []
+    for balance in (0.0, 0.5):
+        model = model_with(partial(MixtureLayer, balance=balance), objective=objective)
+        total, terms = model.losses(*tokens())
+        totals.append(float(total))
+    assert totals[1] - totals[0] == pytest.approx(float(terms["balance"]), abs=1e-12)
+    assert float(terms["balance"]) >= 0.4
+
+
+def test_experts_without_tokens_get_gradients_of_zero() -> None:
+    model = model_with(partial(MixtureLayer, num_experts=12))
+    row = torch.tensor([[5]])  # One token: at most two experts at each of three recurrences.
+    model.losses(row, row)[0].backward()
+    shares = expert_shares(model, row)[0]
+    assert (shares == 0).sum() >= 6
+    for share, expert in zip(shares, model.layer.mlp.experts, strict=True):
+        for p in expert.parameters():
+            assert p.grad is not None and bool(p.grad.any()) == bool(share > 0)
+
+
+def test_recurrences_without_gradients_do_not_push_the_router() -> None:
+    model = model_with(partial(MixtureLayer, num_experts=4, balance=0.7), bptt=TruncatedBPTT(window=1))
+    layer, seen = model.layer, []
+    layer.mlp.register_forward_hook(lambda module, inputs, out: seen.append(inputs[0].detach()))
+    _, terms = model.losses(*tokens())
+    (ours,) = torch.autograd.grad(terms["balance"], layer.mlp.router.weight)
+    # The formula, row by row; the last of three recurrences alone, whose input the router cannot change.
+    weight = layer.mlp.router.weight.detach().requires_grad_()
+    values = []
+    for x in seen:
+        rows = []
+        for row in x:
+            probabilities = (row @ weight.T).softmax(dim=-1)
+            chosen = probabilities.topk(2, dim=-1).indices.flatten()
+            loads = torch.bincount(chosen, minlength=4) / len(chosen)
+            rows.append(4 * (loads * probabilities.mean(dim=0)).sum())
+        values.append(0.7 * sum(rows) / len(rows) / 3)
+    assert len(values) == 3 and float(terms["balance"]) == pytest.approx(float(sum(values)), abs=1e-7)
+    (expected,) = torch.autograd.grad(values[-1], weight)
+    assert torch.allclose(ours, expected, rtol=0, atol=1e-7) and ours.abs().max() > 1e-4
+
+
+@pytest.mark.slow
+def test_the_balance_loss_lowers_the_share_of_the_busiest_expert() -> None:
+    def walks(rows: int, seed: int) -> Tensor:
+        """Rows that step up by 1 to 3 from anywhere: something to learn."""
+        generator = torch.Generator().manual_seed(seed)
+        steps = torch.randint(1, 4, (rows, T + 1), generator=generator).cumsum(dim=1)
+        return (steps + torch.randint(VOCAB, (rows, 1), generator=generator)) % VOCAB
+
+    probe = walks(32, 9)[:, :-1]
+    before: list[float] = []
+    after: dict[float, list[float]] = {0.0: [], 0.1: []}
+    # A single seed tells little: the share differs by as much between seeds.
+    for seed in range(3):
+        for balance, shares in after.items():
+            model = tiny_model(
+                seed=seed,
+                layer=partial(MixtureLayer, balance=balance),
+                layer_in_block_only=True,
+                num_recurrences=3,
+            )
+            before.append(float(expert_shares(model, probe).max()))
+            optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+            for step in range(60):
+                rows = walks(16, 100 + step)
+                optimizer.zero_grad()
+                model.losses(rows[:, :-1], rows[:, 1:])[0].backward()
+                optimizer.step()
+            shares.append(float(expert_shares(model, probe).max()))
+    mean = {balance: sum(shares) / 3 for balance, shares in after.items()}
+    assert 1 / 8 <= mean[0.1] < mean[0.0] - 0.01 and mean[0.1] < sum(before) / 6
 
 
 # ---- Documents within a row ----------------------------------------------------------------------------------------

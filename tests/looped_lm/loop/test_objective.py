@@ -20,8 +20,10 @@ from looped_lm import (
     LogNormalPoisson,
     LoopedLM,
     LoopedTransformer,
+    MixtureLayer,
     Objective,
     PonderCost,
+    PreNormLayer,
     SingleLane,
     Steps,
     TruncatedBPTT,
@@ -186,6 +188,31 @@ def test_what_is_no_scalar_tensor_is_told_with_its_name(
         tiny_lm(objective=Returns).loss(tokens())
 
 
+class Telling(PreNormLayer):
+    """Reports what it is given."""
+
+    given: Any = None
+
+    def auxiliary(self, memory: Any) -> Any:
+        return self.given
+
+
+@pytest.mark.parametrize(
+    "given, says",
+    [
+        ({"extra": torch.ones(3)}, r"The auxiliary 'extra' of the layers is a tensor of shape \(3,\)"),
+        ({"extra": 2.0}, r"The auxiliary 'extra' of the layers is a 2\.0"),
+        ({"loss": torch.ones(())}, r"Layer\.auxiliary calls a term 'loss', but train/loss is logged already"),
+    ],
+)
+def test_what_a_layer_reports_is_held_to_the_same_rules(
+    given: Any, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Telling, "given", given)
+    with pytest.raises(UserError, match=says):
+        tiny_lm(layer=Telling).loss(tokens())
+
+
 # ---- In training -------------------------------------------------------------------------------------------------
 
 
@@ -228,6 +255,16 @@ def test_terms_are_logged_as_means_of_the_step_and_validation_is_the_cross_entro
     with torch.no_grad():
         assert lm.evaluated[0] == pytest.approx(float(lm.model.cross_entropy(*rows)), rel=1e-5)
         assert lm.evaluated[0] != pytest.approx(float(lm.loss(rows)), rel=1e-3)
+
+
+def test_what_layers_report_is_logged(tmp_path: Path) -> None:
+    lm = tiny_lm(layer=MixtureLayer, layer_in_block_only=True)
+    (first,) = DataLoader(RandomRows(SEQ_LEN, 8), batch_size=8)
+    with torch.no_grad():
+        expected = float(lm.model.losses(*first)[1]["balance"])
+    logged = Logged("train/balance")
+    tiny_trainer(tmp_path, [logged]).fit(lm, TinyData(batch_size=4))  # Two micro-batches a step.
+    assert len(logged.values) == lm.plan.steps and logged.values[0] == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_checkpoint_alone_rebuilds_the_objective() -> None:
