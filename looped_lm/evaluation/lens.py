@@ -80,7 +80,7 @@ class Lens(L.Callback):
                 log_p = last if i == len(read) - 1 else self.model.logits(hidden[part]).log_softmax(dim=-1)
                 loss = -log_p.gather(-1, wanted)[:, 0]
                 same = log_p.argmax(dim=-1) == last.argmax(dim=-1)
-                kl = (last.exp() * (last - log_p)).sum(dim=-1)
+                kl = (last.exp() * (last - log_p)).sum(dim=-1).clamp_min(0)  # Rounding may leave it below.
                 self._depths[i] += torch.stack([x.double().sum() for x in (loss, same, kl)]).cpu()
                 chunk.append(loss)
             losses.append(torch.stack(chunk))
