@@ -74,6 +74,13 @@ def interval(intervals: list[dict[str, Any]]) -> dict[str, Any]:
     return next(one for one in intervals if one["recommended"])
 
 
+def interval_row(found: dict[str, Any], value: float) -> str:
+    """A line with one interval, and whether it holds a value."""
+    low, high = found["low"], found["high"]
+    where = "inside" if low <= value <= high else "outside"
+    return f"| {found['method']} | [{low:.2f}, {high:.2f}] | {where} |"
+
+
 def page() -> str:
     """The text of README.md."""
     fit = read(HERE / "nano_report" / "fit.json")
@@ -82,7 +89,7 @@ def page() -> str:
     return (HERE / "README.md.in").read_text(encoding="utf-8").format(
         fit=fit,
         phi=interval(fit["fit"]["intervals"]["phi"]),
-        inside="inside" if fit["published"]["inside_interval"] else "outside",
+        intervals="\n".join(map(interval_row, fit["fit"]["intervals"]["phi"], [fit["published"]["phi"]] * 4)),
         delta=delta,
         both=next(reading for reading in delta["readings"] if reading["name"] == "both"),
         shortest=read(HERE / "nano_iso_depth" / "r8-flops=4e11-size=1-068e17d3.run.json"),

@@ -34,16 +34,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_law_options(parser)
     parser.add_argument("--all-splits", action="store_true", help="phi under every split, side by side")
     parser.add_argument("--no-rivals", dest="rivals", action="store_false", help="do not compare law forms")
+    _add_judging_options(parser)
     common.add_search_options(parser)
     common.add_output_options(parser)
 
 
+def _add_judging_options(parser: argparse.ArgumentParser) -> None:
+    """The loss of the fit, and from where on it is doubted."""
+    loss = parser.add_mutually_exclusive_group()
+    text = "where Huber's function turns linear, in log-loss (default: 0.001, the paper's)"
+    loss.add_argument("--delta", type=float, default=1e-3, help=text)
+    loss.add_argument(
+        "--least-squares", dest="delta", action="store_const", const=None, help="squares of all residuals"
+    )
+    for option, limit, text in (
+        ("--widest-interval", 1.0, "doubt phi if its quoted interval is wider"),
+        ("--least-r-squared", 0.9, "doubt a fit whose R² is below"),
+        ("--largest-misfit", 1.0, "doubt a fit whose RMSE is above this many times the spread between r"),
+        ("--outlier-mads", 6.0, "name runs beyond this many robust standard deviations"),
+    ):
+        parser.add_argument(
+            option, type=float, default=limit, metavar="X", help=f"{text} (default: {limit:g})"
+        )
+
+
 def run(options: argparse.Namespace) -> int:
     """Fit, print or report. Raises `FitError` and `RecordError` for bad input."""
+    from fitting.estimation.identification import Limits
     from fitting.studies.analysis import Settings
 
     common.check_report(options, "fit")
     progress = common.progress(options)
+    options.limits, options.sensitivity = common.choices(Limits, options), True
     chosen, settings = common.choices(Choices, options), common.choices(Settings, options)
     analysis = derive(options.runs, chosen, settings, options.report, progress)
     common.deliver(analysis, options, progress)

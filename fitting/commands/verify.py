@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fitting.commands import common, compare, fit
 from fitting.errors import FitError
@@ -44,7 +44,9 @@ def run(options: argparse.Namespace) -> int:
     path, numbers, reported = verification.read_report(options.report)
     made = numbers["provenance"]
     paths = options.runs or located(made["runs"], path.parent)
-    again = _derive(paths, reported, path, options.workers, common.progress(options)).to_dict()
+    again = _derive(
+        paths, reported, numbers["settings"], path, options.workers, common.progress(options)
+    ).to_dict()
     now = again["provenance"]
     found = verification.changed_files(made["sha256"], now["sha256"])
     ignored = ("provenance", "settings")
@@ -70,7 +72,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _derive(
-    paths: list[str], reported: Reported, path: Path, workers: int | None, progress: Callable[[str], None]
+    paths: list[str],
+    reported: Reported,
+    settings_of_report: Mapping[str, Any],
+    path: Path,
+    workers: int | None,
+    progress: Callable[[str], None],
 ) -> Reported:
     """What the command that wrote a report makes of the runs at `paths`."""
     from fitting.data.plain import read
@@ -79,7 +86,10 @@ def _derive(
     assert reported.provenance is not None
     options, where = reported.provenance.options, f"{path}: provenance.options"
     if isinstance(reported, Analysis):
-        settings = replace(reported.settings, workers=workers)
+        # What a report from before an option was made without.
+        before: dict[str, Any] = {"limits": None, "sensitivity": False}
+        without = {name: value for name, value in before.items() if name not in settings_of_report}
+        settings = replace(reported.settings, workers=workers, **without)
         return fit.derive(paths, read(fit.Choices, options, where), settings, path.parent, progress)
     arms = read(compare.Choices, options, where)
     of_arms = replace(reported.settings, workers=workers)

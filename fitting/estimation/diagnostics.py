@@ -138,7 +138,7 @@ def leave_out(
     x = result.law.inputs(runs)
     observed = np.log(runs.val_loss)
     weights = np.array([(groups != label).astype(float) for label in labels])
-    theta = refit(result.law, x, observed, result.theta, weights, result.seed, workers)
+    theta = refit(result.law, x, observed, result.theta, weights, result.seed, workers, result.delta)
     log_predicted, jacobian = result.law.log_loss_and_gradient(theta, x)
     predicted = np.exp(log_predicted)
     rows = []

@@ -11,7 +11,7 @@ from scipy.optimize import minimize as scipy_minimize
 
 from fitting.data.runs import Runs
 from fitting.errors import FitError
-from fitting.estimation.objective import huber, psi
+from fitting.estimation.objective import DELTA, huber, psi
 from fitting.estimation.results import FitResult, SolverCheck, Status
 from fitting.estimation.solver import Problem, multi_start, uniform_starts
 from fitting.laws import ChinchillaLaw, Inputs, JointLaw, Law
@@ -27,10 +27,17 @@ _CHECK_TRIES = 3
 
 
 def fit(
-    runs: Runs, law: Law | None = None, *, starts: int = 500, seed: int = 0, workers: int | None = None
+    runs: Runs,
+    law: Law | None = None,
+    *,
+    starts: int = 500,
+    seed: int = 0,
+    workers: int | None = None,
+    delta: float = DELTA,
 ) -> FitResult:
     """Fit `law` (the joint law with phi free by default): the least sum of Huber losses of log L from many
-    starts, as in arXiv 2604.21106. The number of `workers` (threads) does not change the result.
+    starts, as in arXiv 2604.21106. An infinite `delta` gives least squares. The number of `workers` (threads) does not
+    change the result.
 
     Raises `FitError` when the runs cannot identify the law: they are too few, or have one budget, a single r, or
     several architectures at one r.
@@ -38,19 +45,30 @@ def fit(
     law = law if law is not None else JointLaw()
     refuse_mixed(runs)
     x = law.inputs(runs)
-    return fit_inputs(law.bound_to(x), x, runs, starts=starts, seed=seed, workers=workers)
+    return fit_inputs(law.bound_to(x), x, runs, starts=starts, seed=seed, workers=workers, delta=delta)
 
 
-def fit_inputs(law: Law, x: Inputs, runs: Runs, *, starts: int, seed: int, workers: int | None) -> FitResult:
+def fit_inputs(
+    law: Law,
+    x: Inputs,
+    runs: Runs,
+    *,
+    starts: int,
+    seed: int,
+    workers: int | None,
+    delta: float = DELTA,
+) -> FitResult:
     """Fit a bound law to given inputs (a paired study brings its own). Raises `FitError`."""
     if starts < 1:
         raise FitError(
             f"{starts} starts find nothing. Give at least 1; below {FEWEST_AGREEING} a fit is doubtful"
         )
+    if not delta > 0:
+        raise FitError(f"delta is {delta:g}; it must be positive, or infinite for least squares")
     low, high = _box(law, x)
     refuse_unidentified(law, runs)
     observed = np.log(runs.val_loss)
-    problem = Problem(law, x, observed, np.ones(len(runs)), low, high)
+    problem = Problem(law, x, observed, np.ones(len(runs)), low, high, delta)
     points = uniform_starts(law, starts, np.random.default_rng(seed))
     search = multi_start(problem, law.improve_starts(points, x, observed), workers=workers)
     theta, objective = search.best.theta[0], float(search.best.objective[0])
@@ -83,6 +101,7 @@ def fit_inputs(law: Law, x: Inputs, runs: Runs, *, starts: int, seed: int, worke
         residuals=residuals,
         log_residuals=observed - log_predicted,
         excluded=runs.excluded,
+        delta=delta,
     )
     problems = _problems(result, float(search.best.predicted[0]))
     wrong = gradient_error(law, theta, x)
@@ -249,8 +268,8 @@ def second_solver(problem: Problem, theta: np.ndarray, objective: float, seed: i
     def scaled(z: np.ndarray) -> tuple[float, np.ndarray]:
         log_loss, slope = law.log_loss_and_gradient(point(z)[None], x)
         residual = log_loss[0] - problem.log_loss
-        value = float((problem.weights * huber(residual)).sum())
-        gradient = slope[0] @ (problem.weights * psi(residual))
+        value = float((problem.weights * huber(residual, problem.delta)).sum())
+        gradient = slope[0] @ (problem.weights * psi(residual, problem.delta))
         return _CHECK_SCALE * value, _CHECK_SCALE * (back.T @ gradient[free])
 
     exponents = np.array([name not in law.log_parameters for name in law.param_names]) & free

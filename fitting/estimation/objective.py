@@ -13,15 +13,18 @@ DELTA = 1e-3
 """Where Huber's function turns linear, in log-loss (about 0.0025 nats at L = 2.5)."""
 
 
-def huber(residual: np.ndarray) -> np.ndarray:
-    """Huber function of log-residuals, any shape: x²/2 inside ±DELTA, DELTA·(|x| - DELTA/2) outside."""
-    size = np.abs(residual)
-    return np.where(size <= DELTA, 0.5 * residual * residual, DELTA * (size - 0.5 * DELTA))
+def huber(residual: np.ndarray, delta: float = DELTA) -> np.ndarray:
+    """Huber function of log-residuals, any shape: x²/2 inside ±delta, delta·(|x| - delta/2) outside.
+
+    An infinite delta makes it least squares.
+    """
+    size, inside = np.abs(residual), np.clip(residual, -delta, delta)
+    return np.asarray(np.abs(inside) * (size - 0.5 * np.abs(inside)))
 
 
-def psi(residual: np.ndarray) -> np.ndarray:
-    """The Huber function's derivative: the residual clipped to ±DELTA."""
-    return np.clip(residual, -DELTA, DELTA)
+def psi(residual: np.ndarray, delta: float = DELTA) -> np.ndarray:
+    """The Huber function's derivative: the residual clipped to ±delta."""
+    return np.clip(residual, -delta, delta)
 
 
 def robust_scale(residual: np.ndarray) -> float:
@@ -29,9 +32,11 @@ def robust_scale(residual: np.ndarray) -> float:
     return 1.4826 * float(np.median(np.abs(residual - np.median(residual))))
 
 
-def normal_psi_moments(sigma: float) -> tuple[float, float]:
+def normal_psi_moments(sigma: float, delta: float = DELTA) -> tuple[float, float]:
     """(E[psi'], E[psi²]) for residuals N(0, sigma²), in closed form."""
-    z = DELTA / sigma
+    if math.isinf(delta):
+        return 1.0, sigma * sigma
+    z = delta / sigma
     inside = math.erf(z / math.sqrt(2))
     density = math.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
-    return inside, sigma * sigma * (inside - 2 * z * density) + DELTA * DELTA * (1 - inside)
+    return inside, sigma * sigma * (inside - 2 * z * density) + delta * delta * (1 - inside)

@@ -42,13 +42,13 @@ def profile(
     low, high = np.asarray(result.law.bounds, dtype=float).T
     lower, upper, starts = (np.tile(point, (len(theta), 1)) for point in (low, high, result.theta))
     lower[:, index] = upper[:, index] = starts[:, index] = theta
-    problem = Problem(result.law, x, log_loss, np.ones(len(log_loss)), lower, upper)
+    problem = Problem(result.law, x, log_loss, np.ones(len(log_loss)), lower, upper, result.delta)
     found = minimise(problem, starts, workers=workers)
     freedom = len(log_loss) / (len(log_loss) - len(result.theta))
     scale = robust_scale(result.log_residuals) * np.sqrt(freedom)
     statistic = np.zeros(len(theta))
     if scale > 0:
-        slope, square = normal_psi_moments(float(scale))
+        slope, square = normal_psi_moments(float(scale), result.delta)
         statistic = 2 * np.maximum(found.objective - result.objective, 0.0) * slope / square
     return Profile(theta, result.law.to_reported(starts)[:, index], statistic)
 

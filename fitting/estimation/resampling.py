@@ -5,6 +5,7 @@ Shapes: R resamples, G blocks, n runs, P parameters.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from fitting.data.runs import Runs
 from fitting.errors import FitError
+from fitting.estimation.objective import DELTA
 from fitting.estimation.profile import profile_interval
 from fitting.estimation.results import FitResult, Interval, Intervals
 from fitting.estimation.solver import Problem, multi_start
@@ -53,6 +55,7 @@ def refit(
     weights: np.ndarray,
     seed: int,
     workers: int | None = None,
+    delta: float = DELTA,
 ) -> np.ndarray:
     """Refit R weighted copies of the data from `theta` (P,) and starts perturbed around it; returns (R, P).
 
@@ -63,7 +66,7 @@ def refit(
     starts = np.clip(np.vstack([theta, theta + _SPREAD * (high - low) * moves]), low, high)
     repeated = np.repeat(np.arange(len(weights)), len(starts))
     data = log_loss if log_loss.ndim == 1 else log_loss[repeated]
-    problem = Problem(law, x, data, weights[repeated], low, high)
+    problem = Problem(law, x, data, weights[repeated], low, high, delta)
     return multi_start(problem, np.tile(starts, (len(weights), 1)), repeated, workers, _STAGES).best.theta
 
 
@@ -94,7 +97,7 @@ def resample(
     if reason:
         raise FitError(reason)
     counts = draw_counts(count, resamples, np.random.default_rng(seed))
-    theta = refit(result.law, x, log_loss, result.theta, counts[:, blocks], seed, workers)
+    theta = refit(result.law, x, log_loss, result.theta, counts[:, blocks], seed, workers, result.delta)
     return Resampled(result.law, theta, counts)
 
 
@@ -105,21 +108,42 @@ def percentile_interval(values: np.ndarray, method: str, assumes: str, seed: int
     return Interval(method, low, high, assumes, len(values), seed, below, above)
 
 
-def widened(interval: Interval, estimate: float, blocks: int, parameters: int) -> Interval:
-    """The interval stretched around the estimate by sqrt(G/(G-p)).
+def widened(
+    interval: Interval,
+    estimate: float,
+    blocks: int,
+    parameters: int,
+    box: tuple[float, float] = (-math.inf, math.inf),
+    log: bool = False,
+) -> Interval:
+    """The interval stretched around the estimate by sqrt(G/(G-p)), in logarithms if `log`, and cut to the box.
 
-    Fitting p parameters to G blocks makes the spread too small by about (G-p)/G in variance.
+    Fitting p parameters to G blocks makes the spread too small by about (G-p)/G in variance. Where a resample holds no
+    more distinct blocks than parameters, (1 - 1/e)·G on average, refits spread too far already and the factor is 1. All
+    numbers are reported values. tests/fitting/simulations/intervals.py measures the coverage.
     """
-    factor = float(np.sqrt(blocks / (blocks - parameters)))
-    how = f"widened by sqrt(G/(G-p)) = {factor:.4f}, G = {blocks} cells, p = {parameters}"
+    few = (1 - math.exp(-1)) * blocks <= parameters
+    factor = 1.0 if few else math.sqrt(blocks / (blocks - parameters))
+    solver, reported = (math.log, math.exp) if log else (float, float)
+    centre, low, high = map(solver, (estimate, interval.low, interval.high))
+    low = max(reported(centre - factor * (centre - low)), box[0])
+    high = min(reported(centre + factor * (high - centre)), box[1])
+    by = "1, since resamples of so few cells are far apart" if few else f"sqrt(G/(G-p)) = {factor:.4f}"
+    how = f"widened by {by}, G = {blocks} cells, p = {parameters}"
     return replace(
         interval,
         method="block bootstrap, widened",
-        low=estimate - factor * (estimate - interval.low),
-        high=estimate + factor * (interval.high - estimate),
+        low=low,
+        high=high,
         assumes=f"cells are independent; {how}",
         recommended=True,
     )
+
+
+def reported_range(law: Law, name: str) -> tuple[tuple[float, float], bool]:
+    """The ends of a parameter's box in reported values, and whether the solver takes its logarithm."""
+    low, high = law.to_reported(np.asarray(law.bounds, dtype=float).T)[:, law.param_names.index(name)]
+    return (float(low), float(high)), name in law.log_parameters
 
 
 def bootstrap(
@@ -145,7 +169,9 @@ def bootstrap(
         assumes = "cells (budget, architecture) are independent"
         block = percentile_interval(by_cell.values(name), "block bootstrap", assumes, seed)
         found[name] = (
-            widened(block, result[name], runs.cell_count, len(result.theta)),
+            widened(
+                block, result[name], runs.cell_count, len(result.theta), *reported_range(result.law, name)
+            ),
             block,
             percentile_interval(by_run.values(name), "run-level bootstrap", "runs are independent", seed),
             profile_interval(result, x, log_loss, name, workers),

@@ -11,6 +11,7 @@ import numpy as np
 
 from fitting.data.plain import optional, plain
 from fitting.data.runs import Exclusion
+from fitting.estimation.objective import DELTA
 from fitting.laws import Law
 
 
@@ -18,6 +19,9 @@ class Status(Enum):
     """How far a fit is to be trusted, worst last."""
 
     OK = "ok"
+    ONE_RUN_DECIDES = "one run decides"
+    POOR_FIT = "poor fit"
+    NOT_IDENTIFIED = "not identified"
     AT_BOUND = "at bound"
     ILL_CONDITIONED = "ill-conditioned"
     STARTS_DISAGREE = "starts disagree"
@@ -158,6 +162,7 @@ class FitResult:
     log_residuals: np.ndarray
     intervals: Intervals = field(default_factory=dict)
     excluded: tuple[Exclusion, ...] = ()
+    delta: float = DELTA
 
     @property
     def status(self) -> Status:

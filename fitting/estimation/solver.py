@@ -45,6 +45,8 @@ class Problem:
     lower: np.ndarray
     """(P,) or (S, P); the same holds for the upper bound."""
     upper: np.ndarray
+    delta: float = DELTA
+    """Where Huber's function turns linear."""
 
     def take(self, chosen: np.ndarray) -> Problem:
         """The problems at `chosen`."""
@@ -152,7 +154,7 @@ def _evaluate(problem: Problem, theta: np.ndarray) -> _State:
     with np.errstate(all="ignore"):
         log_loss, jacobian = problem.law.log_loss_and_gradient(theta, problem.x)
         residual = log_loss - problem.log_loss
-        objective = (problem.weights * huber(residual)).sum(axis=1)
+        objective = (problem.weights * huber(residual, problem.delta)).sum(axis=1)
     finite = np.isfinite(objective) & np.isfinite(jacobian).all(axis=(1, 2))
     if not finite.all():
         # The law is not defined there: infinitely bad, with nothing that could enter a linear solve.
@@ -164,10 +166,10 @@ def _evaluate(problem: Problem, theta: np.ndarray) -> _State:
 
 def _step(problem: Problem, state: _State, damping: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Step (S, P), projected gradient (S, P) and the decrease that the local model predicts (S,)."""
-    size = np.abs(state.residual)
-    outside = np.minimum(1.0, damping)[:, None] * (DELTA / np.maximum(size, DELTA))
-    curvature = problem.weights * np.where(size <= DELTA, 1.0, outside)
-    gradient = (state.jacobian @ (problem.weights * psi(state.residual))[:, :, None])[:, :, 0]
+    size, delta = np.abs(state.residual), problem.delta
+    outside = np.minimum(1.0, damping)[:, None] * np.minimum(1.0, delta / np.maximum(size, _TINY))
+    curvature = problem.weights * np.where(size <= delta, 1.0, outside)
+    gradient = (state.jacobian @ (problem.weights * psi(state.residual, delta))[:, :, None])[:, :, 0]
     matrix = (state.jacobian * curvature[:, None, :]) @ state.jacobian.transpose(0, 2, 1)
     held = (state.theta <= problem.lower) & (gradient > 0)
     held |= (state.theta >= problem.upper) & (gradient < 0)

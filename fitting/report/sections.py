@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from fitting.data.runs import Exclusion
 from fitting.estimation.diagnostics import Attempt, RivalFit, RivalRefused, Scatter
+from fitting.estimation.identification import Judgement, LackOfFit, Sensitivity
 from fitting.estimation.results import FitResult, FitSummary, Refused
 from fitting.report.document import Row, Section, Table, interval_text, significant
 from fitting.studies.allocation import Allocation, AllocationRefused, Exponents, Gap, Minimum
@@ -28,6 +29,8 @@ def sections(analysis: Analysis) -> list[Section]:
         found.append(Section("Restricted fits, phi fixed", [_parameters("phi", rows)]))
     own = [(f"{f.r:g}", f) for f in analysis.chinchilla]
     found.append(Section("Chinchilla law per r", [_parameters("r", own)]))
+    found += [_identification(analysis.judgement, analysis.lack_of_fit)] if analysis.judgement else []
+    found += [_sensitivity(analysis.sensitivity)] if analysis.sensitivity else []
     found += [_stability(analysis), _residuals(analysis.residuals)]
     found += [_laws(analysis.laws)] if analysis.laws else []
     allocation = _allocation(analysis.allocation, analysis.fit.status)
@@ -208,6 +211,47 @@ def _stability(analysis: Analysis) -> Section:
         moves = ", ".join(f"one {g}: {span:.4f}" for g, span in spans.items())
         parts.append(f"Leaving out moves {name} by (range) {moves}. Leaving out one {widest} moves it most.")
     return Section("Stability", parts)
+
+
+def _identification(told: Judgement, repeats: LackOfFit | None) -> Section:
+    """What the status rests on besides the search."""
+    parts: list[str | Table] = []
+    if told.misfit is not None:
+        parts.append(
+            f"RMSE is {told.misfit:.2f} times the spread between r at equal budget and width, "
+            f"{told.spread_between_r:.4f} nats (median standard deviation)."
+        )
+    parts.append(
+        f"The run that moves {told.parameter} most when it is left out is {told.most_moved.source}: "
+        f"{told.most_moved.value:.4f} without it."
+    )
+    if told.outliers:
+        rows = [
+            [o.source, f"{o.loss:.4f}", f"{o.predicted:.4f}", f"{o.deviations:.1f}"] for o in told.outliers
+        ]
+        parts.append(Table(["run far from all others", "loss", "predicted", "robust deviations"], rows))
+    if repeats is None:
+        parts.append(
+            "No run was repeated with another seed, so noise and misfit of the law cannot be told apart."
+        )
+        return Section("Identification", parts)
+    parts.append(
+        f"Repeats with other seeds ({repeats.repeated} settings) scatter by {repeats.pure_error:.4f} in log-loss, and "
+        f"the law misses their means by {repeats.misfit:.4f} beyond that: F = {repeats.ratio:.1f} with "
+        f"{repeats.degrees[0]} and {repeats.degrees[1]} degrees of freedom, p = {repeats.p:.2g} without misfit."
+    )
+    return Section("Identification", parts)
+
+
+def _sensitivity(rows: Sequence[Sensitivity]) -> Section:
+    names = list(rows[0].parameters)
+    table = []
+    for row in rows:
+        values = [significant(row.parameters[name], 4) for name in names]
+        shown = "least squares" if row.delta is None else f"{row.delta:g}"
+        table.append([shown, *values, f"{row.rmse:.4f}", row.status])
+    note = "Below delta, in log-loss, residuals count by their square, beyond it by their size; the paper's is 0.001."
+    return Section("Other losses of the fit", [Table(["delta", *names, "RMSE", "status"], table), note])
 
 
 def _residuals(residuals: Residuals) -> Section:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,16 @@ from fitting.estimation.diagnostics import (
     Scatter,
 )
 from fitting.estimation.fits import fit
+from fitting.estimation.identification import (
+    Judgement,
+    LackOfFit,
+    Limits,
+    Sensitivity,
+    judged,
+    lack_of_fit,
+    sensitivity,
+)
+from fitting.estimation.objective import DELTA
 from fitting.estimation.profile import profile_curve
 from fitting.estimation.resampling import bootstrap
 from fitting.estimation.results import FitResult, FitSummary, Refused
@@ -50,6 +61,12 @@ class Settings:
     all_splits: bool = False
     """Whether phi is given under every split that is defined for the runs."""
     workers: int | None = None
+    delta: float | None = DELTA
+    """Where Huber's function turns linear, in log-loss; None: least squares."""
+    limits: Limits | None = field(default_factory=Limits)
+    """From where on a fit is doubted; None: only if the search failed, as in reports from before there were limits."""
+    sensitivity: bool = True
+    """Whether the law is also fitted with other thresholds of Huber's function."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +144,10 @@ class Analysis:
     chinchilla: tuple[FitSummary | Refused, ...]
     halves: tuple[Half, ...]
     leave_out: dict[str, tuple[LeftOut, ...]]
+    judgement: Judgement | None = optional()
+    lack_of_fit: LackOfFit | None = optional()
+    """None without repeats."""
+    sensitivity: tuple[Sensitivity, ...] | None = optional()
     residuals: Residuals
     laws: tuple[RivalFit | RivalRefused, ...] | None = optional()
     minima: tuple[Minimum, ...]
@@ -163,7 +184,8 @@ def analyse(
     law = law or JointLaw()
     settings = settings or Settings()
     drawing: dict[str, Any] = {"seed": settings.seed, "workers": settings.workers}
-    search = {"starts": settings.starts, **drawing}
+    delta = math.inf if settings.delta is None else settings.delta
+    search = {"starts": settings.starts, "delta": delta, **drawing}
     progress(f"fitting {law.name}, split {law.split.name}, {settings.starts} starts")
     result = fit(runs, law, **search)
     name = parameter_of_interest(result)
@@ -182,6 +204,14 @@ def analyse(
         x, observed = result.law.inputs(runs), np.log(runs.val_loss)
         curve = profile_curve(result, x, observed, name, settings.workers)
         more["profile"] = ProfileCurve(tuple(curve.values.tolist()), tuple(curve.statistic.tolist()))
+    if settings.limits is not None:
+        progress("leaving out every run in turn")
+        result, more["judgement"] = judged(runs, result, name, settings.limits, settings.workers)
+        more["lack_of_fit"] = lack_of_fit(runs, result)
+    if settings.sensitivity:
+        progress("other thresholds of Huber's function")
+        others = {key: value for key, value in search.items() if key != "delta"}
+        more["sensitivity"] = sensitivity(runs, law, delta, **others)
     restricted: dict[float, FitResult] = {}
     if isinstance(result.law, JointLaw) and type(result.law.multiplier) is Power:
         progress("the paper's runs under the same split")
@@ -275,7 +305,9 @@ def _splits(
         try:
             if split != own:
                 progress(f"split {split.name}")
-                other = fit(runs, JointLaw(split=split), starts=settings.starts, **drawing)
+                other = fit(
+                    runs, JointLaw(split=split), starts=settings.starts, delta=result.delta, **drawing
+                )
                 if settings.resamples:
                     # If this is refused, so was the main fit's bootstrap, and its section says why.
                     with suppress(FitError):

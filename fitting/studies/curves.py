@@ -57,7 +57,7 @@ def phi_path(runs: Runs, result: FitResult, workers: int | None) -> tuple[dict[s
     starts = np.tile(result.theta, (len(values), 1))
     starts[:, -1] = values
     observed, x = np.log(runs.val_loss), law.inputs(runs)
-    problem = Problem(law, x, observed, np.ones(len(runs)), bounds[:, :, 0], bounds[:, :, 1])
+    problem = Problem(law, x, observed, np.ones(len(runs)), bounds[:, :, 0], bounds[:, :, 1], result.delta)
     found = minimise(problem, starts, workers=workers)
     loss = np.exp(law.log_loss_and_gradient(found.theta, x)[0])
     rmse = np.sqrt(((runs.val_loss - loss) ** 2).mean(axis=1))

@@ -91,9 +91,10 @@ class NotALaw:
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    status, out, _ = run(capsys, "fit", GRID, "--law", "mylaws.Tokens", "--json", *QUICK)
+    status, out, err = run(capsys, "fit", GRID, "--law", "mylaws.Tokens", "--json", *QUICK)
     found = json.loads(out)["fit"]
-    assert status == 0 and found["law"] == "Tokens" and set(found["parameters"]) == {"E", "B", "beta"}
+    assert status == 1 and "poor fit: R² is" in err, "tokens alone do not explain the losses"
+    assert found["law"] == "Tokens" and set(found["parameters"]) == {"E", "B", "beta"}
     for path, words in (
         ("mylaws.NotALaw", "is not a subclass"),
         ("mylaws.Gone", "no Gone"),
