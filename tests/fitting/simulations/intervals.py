@@ -14,7 +14,7 @@ GRIDS, RESAMPLES = 200, 200
 
 
 def coverage(name: str, grids: int = GRIDS) -> tuple[float, float, float, float]:
-    """Half-width of the central 95% of estimates, median quoted half-width, coverage of it and of the plain bootstrap."""
+    """True half-width (of the central 95% of estimates), median quoted one, coverage of quoted and plain intervals."""
     runs, noise = designs()[name]
     base = truth(runs)
     law, x, cells, at = base.law, base.law.inputs(runs), runs.cell_count, base.theta

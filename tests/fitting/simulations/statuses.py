@@ -1,4 +1,4 @@
-"""How often a simulated grid is doubted, by the half-width that its design has in truth: the table in fitting/README.md."""
+"""How often a simulated grid is doubted, by the true half-width of its design: the table in fitting/README.md."""
 
 from __future__ import annotations
 
