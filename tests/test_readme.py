@@ -167,7 +167,7 @@ def test_the_tree_of_the_readme_is_that_of_the_packages() -> None:
 
 def test_the_phi_of_the_readme_is_that_of_its_report() -> None:
     told = re.search(
-        r"φ = (\S+), 95% interval \[(\S+), (\S+)\], status (\w+), from (\d+) runs\*\* with r = ([\d, and]+) on two",
+        r"φ = (\S+), 95% interval \[(\S+), (\S+)\], status ([\w ]+), from (\d+) runs\*\* with r = ([\d, and]+) on two",
         README.text,
     )
     report = json.loads((ROOT / "results/nano_report/fit.json").read_text())

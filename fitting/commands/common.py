@@ -30,13 +30,14 @@ LARGEST_PHI = 10
 LAW_NAMES = {
     "joint": ("Power", "phi free (default)"),
     "chinchilla": ("", "one architecture, no r"),
+    "one-token": ("", "runs of one token count: E + A·M^-alpha, without beta"),
     "per-r": ("PerRecurrence", "a free multiplier for each r"),
     "saturating": ("Saturating", "1 + c(1 - r^-k)"),
     "log": ("LogGrowth", "1 + c·log r"),
     "drift-flops": ("DriftingPower", "phi linear in log C"),
     "drift-tokens": ("TokenDriftingPower", "phi linear in log D"),
 }
-"""Short names of the shipped laws: the joint law's multiplier (none for Chinchilla's), and what help says. Any other
+"""Short names of the shipped laws: the joint law's multiplier (none for other laws), and what help says. Any other
 value of --law is a class path."""
 
 
@@ -161,6 +162,8 @@ def law_of(chosen: Any, *tables: Runs) -> Law:
         return laws.JointLaw(laws.FixedPower(chosen.phi), split)
     if chosen.law == "chinchilla":
         return laws.ChinchillaLaw(split.count)
+    if chosen.law == "one-token":
+        return laws.OneTokenLaw(split=split)
     if chosen.law in LAW_NAMES:
         multiplier: laws.Multiplier = getattr(laws, LAW_NAMES[chosen.law][0])()
         return laws.JointLaw(multiplier, split)

@@ -108,6 +108,17 @@ def percentile_interval(values: np.ndarray, method: str, assumes: str, seed: int
     return Interval(method, low, high, assumes, len(values), seed, below, above)
 
 
+def widening(blocks: int, parameters: int) -> float:
+    """How much wider than its percentiles a block bootstrap is quoted.
+
+    Fitting p parameters to G blocks makes the spread too small by about (G-p)/G in variance. Where a resample holds no
+    more distinct blocks than parameters, (1 - 1/e)·G on average, refits spread too far already and the factor is 1.
+    tests/fitting/simulations/intervals.py measures the coverage.
+    """
+    few = (1 - math.exp(-1)) * blocks <= parameters
+    return 1.0 if few else math.sqrt(blocks / (blocks - parameters))
+
+
 def widened(
     interval: Interval,
     estimate: float,
@@ -116,18 +127,16 @@ def widened(
     box: tuple[float, float] = (-math.inf, math.inf),
     log: bool = False,
 ) -> Interval:
-    """The interval stretched around the estimate by sqrt(G/(G-p)), in logarithms if `log`, and cut to the box.
+    """The interval stretched around the estimate by `widening`, in logarithms if `log`, and cut to the box.
 
-    Fitting p parameters to G blocks makes the spread too small by about (G-p)/G in variance. Where a resample holds no
-    more distinct blocks than parameters, (1 - 1/e)·G on average, refits spread too far already and the factor is 1. All
-    numbers are reported values. tests/fitting/simulations/intervals.py measures the coverage.
+    All numbers are reported values.
     """
-    few = (1 - math.exp(-1)) * blocks <= parameters
-    factor = 1.0 if few else math.sqrt(blocks / (blocks - parameters))
+    factor = widening(blocks, parameters)
     solver, reported = (math.log, math.exp) if log else (float, float)
     centre, low, high = map(solver, (estimate, interval.low, interval.high))
     low = max(reported(centre - factor * (centre - low)), box[0])
     high = min(reported(centre + factor * (high - centre)), box[1])
+    few = factor == 1
     by = "1, since resamples of so few cells are far apart" if few else f"sqrt(G/(G-p)) = {factor:.4f}"
     how = f"widened by {by}, G = {blocks} cells, p = {parameters}"
     return replace(

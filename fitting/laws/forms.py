@@ -21,6 +21,8 @@ class AdditiveLaw(Law):
     """
 
     log_parameters = frozenset({"A", "B", "E"})
+    first_psi = 5
+    """Where the coordinates psi begin."""
 
     @abstractmethod
     def effective_size(self, psi: np.ndarray, x: Inputs) -> tuple[np.ndarray, np.ndarray]:
@@ -114,6 +116,51 @@ class JointLaw(AdditiveLaw):
         recurrent = m * x.n_rec
         size = x.n_once + recurrent
         return np.log(size), (x.n_rec / size)[:, None, :] * by_psi
+
+
+class OneTokenLaw(AdditiveLaw):
+    """L = E + A·(N_once + m(r)·N_rec)^-alpha for runs that all saw the same D: E holds the tokens' term.
+
+    phi is exact there without beta. `multiplier` and `split` are as in `JointLaw`.
+    """
+
+    first_psi = 3
+    _WITHOUT = (2, 3)  # B and beta among the coordinates of an additive law.
+    _NO_AMPLITUDE = -700.0
+
+    def __init__(self, multiplier: Multiplier | None = None, split: Split = PAPER) -> None:
+        self.joint = JointLaw(multiplier, split)
+        self.split = split
+        self.name = f"one token count, m = {self.joint.multiplier.formula}"
+        kept = [i for i in range(len(self.joint.param_names)) if i not in self._WITHOUT]
+        self.param_names = tuple(self.joint.param_names[i] for i in kept)
+        self.bounds = self.joint.bounds[kept]
+        self.log_parameters = self.joint.log_parameters - {"B"}
+        self.needs_several_r = self.joint.needs_several_r
+
+    def effective_size(self, psi: np.ndarray, x: Inputs) -> tuple[np.ndarray, np.ndarray]:
+        return self.joint.effective_size(psi, x)
+
+    def log_loss_and_gradient(self, theta: np.ndarray, x: Inputs) -> tuple[np.ndarray, np.ndarray]:
+        whole = np.insert(theta, [2, 2], [self._NO_AMPLITUDE, 0.0], axis=1)
+        log_loss, gradient = self.joint.log_loss_and_gradient(whole, x)
+        return log_loss, np.delete(gradient, self._WITHOUT, axis=1)
+
+    def improve_starts(self, theta: np.ndarray, x: Inputs, log_loss: np.ndarray) -> np.ndarray:
+        """Give each start the least-squares A and E, if those are in the box."""
+        log_m, _ = self.effective_size(theta[:, self.first_psi :], x)
+        size = np.exp(-theta[:, 1:2] * (log_m - log_m.mean(axis=1, keepdims=True)))
+        loss = np.exp(log_loss)
+        centred = size - size.mean(axis=1, keepdims=True)
+        slope = (centred * loss).sum(axis=1) / ((centred**2).sum(axis=1) + 1e-300)
+        floor = loss.mean() - slope * size.mean(axis=1)
+        moved = theta.copy()
+        with np.errstate(all="ignore"):
+            moved[:, 0] = np.log(slope) + theta[:, 1] * log_m.mean(axis=1)
+            moved[:, 2] = np.log(floor)
+        low, high = np.asarray(self.bounds, dtype=float).T
+        inside = (np.isfinite(moved) & (moved >= low) & (moved <= high)).all(axis=1)
+        return np.where(inside[:, None], moved, theta)
 
 
 class LossShift(Law):

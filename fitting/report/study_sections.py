@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from fitting.report.document import Row, Section, Table, interval_text, significant
 from fitting.report.sections import gaps_table
 from fitting.studies.allocation import AllocationOfR
+from fitting.studies.design import Design
 from fitting.studies.paper import Replication
 from fitting.studies.planner import Plan
 from fitting.studies.prediction import Equivalent, Forecast
+
+NEXT = 10
+"""Runs to train next that a design lists with the interval after each."""
 
 
 def plan_sections(plan: Plan) -> list[Section]:
@@ -23,7 +28,8 @@ def plan_sections(plan: Plan) -> list[Section]:
         f"{plan.runs} runs in {plan.cells} cells, noise of log-loss: {plan.noise.run:g} per run, "
         f"{plan.noise.cell:g} per cell; split {plan.split}.",
         f"Expected 95% half-width of {plan.parameter}: {plan.fisher_half_width:.4f} (Gauss-Newton){simulated}; "
-        f"condition number {plan.condition:.1e}.",
+        f"quoted as {plan.quoted_half_width:.4f}, widened for the number of cells; condition number "
+        f"{plan.condition:.1e}.",
     ]
     if plan.candidates:
         rows = [
@@ -37,6 +43,37 @@ def plan_sections(plan: Plan) -> list[Section]:
         best = "Best single added runs, by shrinkage per FLOP (within the sampled D/N):"
         parts += [best, Table(header, rows)]
     return [Section("Plan", parts)]
+
+
+def design_sections(design: Design) -> list[Section]:
+    """The runs to train next, in order, with the interval that would be quoted after each of the first."""
+    low, high = design.spread
+    of = f"median of {design.simulated} simulated grids, 80% of them {low:.3f} to {high:.3f}"
+    parts: list[str | Table] = [
+        f"For a 95% half-width of phi of {design.target:g}: {len(design.runs)} runs in {design.cells} cells beside "
+        f"{design.existing}, {design.training_flops:.3g} training FLOPs. Quoted half-width: {design.half_width:.4f} "
+        f"({of}). Law: {design.law}, split {design.split}; noise of log-loss {design.noise.run:.4f} per run, "
+        f"{design.noise.cell:.4f} per cell.",
+    ]
+    counted = Counter((c.r, c.d_model, c.budget) for c in design.runs)
+    rows: list[Row] = [
+        [f"{r:g}", f"{d:g}", f"{budget:.3g}", str(seeds)] for (r, d, budget), seeds in sorted(counted.items())
+    ]
+    parts += ["All of them:", Table(["r", "d_model", "FLOPs", "seeds"], rows)]
+    first = [
+        [
+            f"{c.r:g}",
+            f"{c.d_model:g}",
+            f"{c.budget:.3g}",
+            f"{c.tokens:.3g}",
+            str(c.seed),
+            f"{c.half_width:.3f}",
+        ]
+        for c in design.runs[:NEXT]
+    ]
+    header = ["r", "d_model", "FLOPs", "tokens", "repeat", "half-width after it"]
+    parts += [f"The next {len(first)}, by what they give per FLOP:", Table(header, first)]
+    return [Section("Design", parts)]
 
 
 def forecast_sections(forecast: Forecast) -> list[Section]:

@@ -15,7 +15,7 @@ from fitting.data.plain import optional
 from fitting.data.runs import Runs
 from fitting.errors import FitError
 from fitting.estimation.results import FitResult
-from fitting.laws import Law
+from fitting.laws import Law, OneTokenLaw
 from fitting.studies.widths import Widths
 
 
@@ -242,6 +242,9 @@ def allocate(
     rows: list[AllocationOfR | AllocationRefused] = []
     joint_optima: list[Optimum] = []
     for r in map(float, runs.recurrences):
+        if isinstance(result.law, OneTokenLaw):
+            rows.append(AllocationRefused(r, "runs of one token count do not say what tokens are worth"))
+            continue
         try:
             widths = Widths.of(runs, result.law, r)
         except FitError as error:

@@ -37,7 +37,7 @@ def effective_ratios(
         if not len(found):
             continue
         i = found[:1]
-        size = np.exp(law.effective_size(theta[None, 5:], x.take(i))[0][0])
+        size = np.exp(law.effective_size(theta[None, law.first_psi :], x.take(i))[0][0])
         # N(r=1) under the same split where such a run exists, so that r=1 has the ratio 1.
         plain = np.flatnonzero((runs.r == 1) & (runs.d_model == width))
         base = x.n_total[plain[:1]] if len(plain) else runs.n_at_r1[i]

@@ -21,7 +21,7 @@ from fitting.data.runs import Runs
 from fitting.errors import FitError
 from fitting.estimation.fits import WORST_CONDITION, conditioning
 from fitting.estimation.objective import normal_psi_moments, psi
-from fitting.estimation.resampling import refit
+from fitting.estimation.resampling import refit, widening
 from fitting.laws import Inputs, JointLaw, Law, StudyPower
 from fitting.studies.widths import Widths
 
@@ -75,6 +75,8 @@ class Plan:
     fisher_half_width: float
     simulated_half_width: float | None
     simulations: int
+    quoted_half_width: float
+    """Of the interval that a bootstrap over the design's cells would quote, which is `widening` times as wide."""
     condition: float
     candidates: tuple[Candidate, ...]
     seed: int
@@ -134,9 +136,13 @@ def plan(
         simulated = float(high - low) / 2
     progress("trying added runs")
     found = _candidates(design, setup, noise, fisher)[:candidates]
+    cells, parameters = int(setup.cell.max()) + 1, len(setup.theta)
+    quoted = (fisher if simulated is None else simulated) * (
+        widening(cells, parameters) if cells > parameters else 1
+    )
     return Plan(
-        setup.law.param_names[-1], law.split.name, len(setup.x), int(setup.cell.max()) + 1, noise, fisher,
-        simulated, count, condition, tuple(found), seed,
+        setup.law.param_names[-1], law.split.name, len(setup.x), cells, noise, fisher, simulated, count, quoted,
+        condition, tuple(found), seed,
     )  # fmt: skip
 
 

@@ -134,7 +134,9 @@ def equivalents(runs: Runs, result: FitResult, n_at_r1: float) -> list[Equivalen
     for r in runs.recurrences:
         widths = Widths.of(runs, result.law, float(r))
         x = widths.inputs(np.array([width]), 1.0)
-        effective = float(np.exp(result.law.effective_size(result.theta[None, 5:], x)[0][0, 0]))
+        effective = float(
+            np.exp(result.law.effective_size(result.theta[None, result.law.first_psi :], x)[0][0, 0])
+        )
         low, high = widths.sampled[[0, -1]]
         outside = not low * (1 - 1e-3) <= width <= high * (1 + 1e-3)
         note = f"outside the sampled widths {low:g} to {high:g}" if outside else ""
