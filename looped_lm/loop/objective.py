@@ -101,7 +101,8 @@ class Objective(ModelComponent, nn.Module, ABC):
                 raise UserError(
                     f"The {what} is a {kind}; it must be a scalar tensor, such as a mean over tokens."
                 )
-        if taken := [key for key in (*terms, *auxiliary) if key in TAKEN]:
+        names = [*TAKEN, *auxiliary, *terms]
+        if taken := [key for key in (*terms, *auxiliary) if names.count(key) > 1]:
             who = name if taken[0] in terms else "Layer.auxiliary"
             raise UserError(
                 f"{who} calls a term {taken[0]!r}, but train/{taken[0]} is logged already: rename it."

@@ -35,8 +35,7 @@ class Experts(ModelComponent, nn.Module):
     @torch.compiler.disable
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Output (B,T,d) for x (B,T,d); balance loss, a scalar of at least about 1; choices of each expert (E,)."""
-        logits = self.router(x)
-        shares = logits.to(torch.promote_types(logits.dtype, torch.float32)).softmax(dim=-1)  # (B,T,E)
+        shares = self.router(x).to(torch.promote_types(x.dtype, torch.float32)).softmax(dim=-1)  # (B,T,E)
         weights, chosen = shares.topk(self.top_k, dim=-1)
         weights = weights / weights.sum(dim=-1, keepdim=True)
         choices = F.one_hot(chosen, shares.shape[-1]).sum(dim=-2)  # (B,T,E)

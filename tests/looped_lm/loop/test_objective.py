@@ -213,6 +213,17 @@ def test_what_a_layer_reports_is_held_to_the_same_rules(
         tiny_lm(layer=Telling).loss(tokens())
 
 
+def test_a_term_does_not_hide_what_layers_report() -> None:
+    class Hides(FinalCrossEntropy):
+        def forward(self, states: Any, read: Any, auxiliary: Any) -> Any:
+            return super().forward(states, read, auxiliary)[0], {"balance": torch.zeros(())}
+
+    lm = tiny_lm(layer=MixtureLayer, layer_in_block_only=True)
+    lm.model.objective = Hides(lm.model.objective.d_model, 2)
+    with pytest.raises(UserError, match="Hides calls a term 'balance', but train/balance is logged already"):
+        lm.loss(tokens())
+
+
 # ---- In training -------------------------------------------------------------------------------------------------
 
 
