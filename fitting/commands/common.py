@@ -8,10 +8,12 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import MISSING
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fitting.data.reading import Reading
 from fitting.errors import FitError
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ LARGEST_PHI = 10
 LAW_NAMES = {
     "joint": ("Power", "phi free (default)"),
     "chinchilla": ("", "one architecture, no r"),
+    "equal-exponents": ("", "Chinchilla's with alpha = beta"),
     "one-token": ("", "runs of one token count: E + A·M^-alpha, without beta"),
     "per-r": ("PerRecurrence", "a free multiplier for each r"),
     "saturating": ("Saturating", "1 + c(1 - r^-k)"),
@@ -48,8 +51,18 @@ def add_run_options(parser: argparse.ArgumentParser, with_and_without: bool = Tr
     for option, what in (("--where", "use only runs with, e.g., 'budget<=4.64e18'"), ("--exclude", listed)):
         parser.add_argument(option, action="append", default=[], metavar="RULE", help=what)
     parser.add_argument("--split", default="paper", help="where the injection is counted (default: paper)")
-    text = "what N counts: all parameters, or those that one token uses (mixtures of experts; default: total)"
-    parser.add_argument("--count", choices=("total", "active"), default="total", help=text)
+    text = "what N counts: all parameters but embedding and head (default), those that one token uses (mixtures of "
+    text += "experts), or all with embedding and head"
+    parser.add_argument("--count", choices=("total", "active", "with-embedding"), default="total", help=text)
+    text = "fit runs that differ in tokenizer, vocabulary, data or row length, and say so"
+    parser.add_argument("--allow-mixed", action="store_true", help=text)
+    text = "unit of the losses of tables: nats per token (default), bits, or bits-per-byte with --bytes-per-token"
+    parser.add_argument("--loss-unit", metavar="UNIT", help=text)
+    parser.add_argument(
+        "--bytes-per-token", type=float, metavar="X", help="of the tokenizer, for bits-per-byte"
+    )
+    text = "names of a table's columns, such as tokens=D,val_loss=L"
+    parser.add_argument("--columns", default="", metavar="OURS=THEIRS,...", help=text)
 
 
 def add_law_options(parser: argparse.ArgumentParser) -> None:
@@ -91,12 +104,18 @@ def add_output_options(parser: argparse.ArgumentParser, report: bool = True) -> 
         parser.add_argument("--overwrite", action="store_true", help="let --report replace an earlier report")
 
 
-def load(paths: Iterable[str], count: str, with_loss: bool = True) -> Runs:
+def reading(options: argparse.Namespace) -> Reading:
+    """How tables are read. Raises `FitError`."""
+    pairs = tuple(pair for pair in options.columns.split(",") if pair.strip())
+    return Reading(options.allow_mixed, options.loss_unit, options.bytes_per_token, pairs)
+
+
+def load(paths: Iterable[str], count: str, how: Reading | None = None, with_loss: bool = True) -> Runs:
     """Load runs, named as `sources.named` reads them, with N as --count says, so that every rule sees the same N."""
     from fitting.commands.sources import named
     from fitting.data.loading import load_runs
 
-    return load_runs(*named(paths), with_loss=with_loss).counting(count)
+    return load_runs(*named(paths), with_loss=with_loss, reading=how).counting(count)
 
 
 def choices(kind: Callable[..., T], options: argparse.Namespace) -> T:
@@ -106,8 +125,9 @@ def choices(kind: Callable[..., T], options: argparse.Namespace) -> T:
 
 
 def stated(chosen: Any) -> dict[str, Any]:
-    """The options that a report holds; `--count total` is left out, which reports from before the option had."""
-    return {name: value for name, value in vars(chosen).items() if (name, value) != ("count", "total")}
+    """The options that a report holds, without those that reports from before them had by default."""
+    later = {"count": "total", "reading": Reading()}
+    return {name: value for name, value in vars(chosen).items() if later.get(name, MISSING) != value}
 
 
 def select(runs: Runs, chosen: Any) -> tuple[Runs, Runs]:
@@ -162,6 +182,8 @@ def law_of(chosen: Any, *tables: Runs) -> Law:
         return laws.JointLaw(laws.FixedPower(chosen.phi), split)
     if chosen.law == "chinchilla":
         return laws.ChinchillaLaw(split.count)
+    if chosen.law == "equal-exponents":
+        return laws.EqualExponentsLaw(split.count)
     if chosen.law == "one-token":
         return laws.OneTokenLaw(split=split)
     if chosen.law in LAW_NAMES:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fitting.commands import common
+from fitting.data.reading import Reading
 from fitting.errors import FitError
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Choices:
     baseline_where: tuple[str, ...]
     study_where: tuple[str, ...]
     count: str = "total"
+    reading: Reading = Reading()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,6 +52,7 @@ def run(options: argparse.Namespace) -> int:
 
     common.check_report(options, "comparison")
     progress = common.progress(options)
+    options.reading = common.reading(options)
     chosen, settings = common.choices(Choices, options), common.choices(CompareSettings, options)
     found = derive([options.baseline, options.study], chosen, settings, options.report, progress)
     common.deliver(found, options, progress)
@@ -73,7 +76,7 @@ def derive(
     name = naming(folder)
     arms, with_them, files = [], [], []
     for path, rules in zip(paths, (chosen.baseline_where, chosen.study_where), strict=True):
-        kept, before = common.select(common.load([path], chosen.count).where(*rules), chosen)
+        kept, before = common.select(common.load([path], chosen.count, chosen.reading).where(*rules), chosen)
         files += provenance.source_files(str(source) for source in before.source)
         arms.append(kept.renamed(name))
         with_them.append(before.renamed(name))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fitting.commands import common
+from fitting.data.reading import Reading
 
 if TYPE_CHECKING:
     from fitting.studies.analysis import Analysis, Settings
@@ -27,6 +28,7 @@ class Choices:
     phi: float | None
     split: str
     count: str = "total"
+    reading: Reading = Reading()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,6 +67,7 @@ def run(options: argparse.Namespace) -> int:
 
     common.check_report(options, "fit")
     progress = common.progress(options)
+    options.reading = common.reading(options)
     options.limits, options.sensitivity = common.choices(Limits, options), True
     chosen, settings = common.choices(Choices, options), common.choices(Settings, options)
     analysis = derive(options.runs, chosen, settings, options.report, progress)
@@ -85,12 +88,18 @@ def derive(
     """
     from fitting.commands.sources import named, naming
     from fitting.data import provenance
+    from fitting.data.comparable import refuse_bits
     from fitting.studies.analysis import analyse
 
     name = naming(folder)
-    kept, before = common.select(common.load(paths, chosen.count), chosen)
+    kept, before = common.select(common.load(paths, chosen.count, chosen.reading), chosen)
     files = provenance.source_files(str(source) for source in before.source)
     kept, before = kept.renamed(name), before.renamed(name)
+    if unused := before.unused_columns:
+        progress(f"columns that nothing but --where and --exclude reads: {', '.join(unused)}")
     law = common.law_of(chosen, before)
     analysis = analyse(kept, law, settings, without_exclusions=before, progress=progress)
+    floor = analysis.fit.parameters.get("E")
+    if floor is not None and chosen.reading.loss_unit is None and analysis.fit.status == "ok":
+        refuse_bits(floor, float(kept.n_total.max()))
     return replace(analysis, provenance=provenance.describe(named(paths), files, common.stated(chosen), name))

@@ -56,8 +56,9 @@ def run(options: argparse.Namespace) -> int:
         raise FitError("--runs are what --target adds to. Give --target, or leave them out")
     if options.target is not None and (options.delta_phi or options.simulate):
         raise FitError("--target is for phi, and simulates by itself. Leave --delta-phi and --simulate out")
-    design, _ = common.select(common.load(options.design, options.count, with_loss=False), options)
-    like = common.load([options.like], options.count)
+    how = common.reading(options)
+    design, _ = common.select(common.load(options.design, options.count, how, with_loss=False), options)
+    like = common.load([options.like], options.count, how)
     law = JointLaw(split=common.split_of(options, design, like))
     progress = common.progress(options)
     progress(f"fitting {options.like} for the assumed truth")
@@ -97,7 +98,7 @@ def _design(
     from fitting.report.study_sections import design_sections
     from fitting.studies.design import design
 
-    existing = common.load(options.runs, options.count) if options.runs else None
+    existing = common.load(options.runs, options.count, common.reading(options)) if options.runs else None
     asked = {name: getattr(options, name) for name in ("target", "seeds", "seed", "workers")}
     progress = common.progress(options)
     found = design(menu, law, truth.parameters, noise, existing=existing, progress=progress, **asked)

@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
         raise FitError("Nothing to predict. Give --budget C (more than once if you like) or --equivalent N")
     if options.inference_cap is not None and not options.inference_cap > 0:
         raise FitError(f"--inference-cap {options.inference_cap} must be positive")
-    runs, before = common.select(common.load(options.runs, options.count), options)
+    runs, before = common.select(common.load(options.runs, options.count, common.reading(options)), options)
     progress = common.progress(options)
     progress("fitting")
     law = common.law_of(options, before)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fitting.data.reading import Reading
 from fitting.data.runs import COUNT_TOLERANCE
 from fitting.records import FLOPS_CONVENTIONS, RecordError
 
@@ -16,35 +17,66 @@ BUDGET_TOLERANCE = 0.05
 _REQUIRED = ("r", "flops_budget", "flops_per_token", "tokens", "val_loss")
 _OPTIONAL = (
     "size", "s", "d_model", "n_once", "n_rec", "n_injection", "injection", "bptt", "seed", "flops_convention",
-    "n_once_active", "n_rec_active",
+    "n_once_active", "n_rec_active", "n_embedding", "parameters",
 )  # fmt: skip
+_ORDINARY = "parameters"
+"""The column of N by which a table of ordinary transformers is known: `tokens` and a loss are enough beside it."""
+_OTHER_NAMES = {"loss": "val_loss"}
+_SEPARATORS = ",;\t|"
 _CORRECT = "Correct it or leave the row out"
+FLOPS_PER_PARAMETER = 6
+"""Training FLOPs per token and parameter of an ordinary transformer whose table does not give them."""
 
 
-def read_csv(path: Path, with_loss: bool) -> list[dict[str, Any]]:
+def read_csv(path: Path, with_loss: bool, reading: Reading) -> list[dict[str, Any]]:
     """A row for each line, with the columns of `load_runs`. Raises `RecordError` naming line and column."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            header = [(name or "").strip() for name in reader.fieldnames or []]
+            first = file.readline()
+            if not first.strip():
+                raise RecordError(
+                    str(path), None, "is empty", "A table of runs has a header and a line for each run"
+                )
+            separator = max(_SEPARATORS, key=first.count)
+            file.seek(0)
+            reader = csv.DictReader(file, delimiter=separator)
+            theirs = [(name or "").strip() for name in reader.fieldnames or []]
+            header = [reading.renamed.get(name, name) for name in theirs]
+            header = [
+                _OTHER_NAMES.get(name, name) if _OTHER_NAMES.get(name) not in header else name
+                for name in header
+            ]
             reader.fieldnames = header
             lines = [(reader.line_num, line) for line in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise RecordError(str(path), None, f"cannot be read as CSV ({error})", "Check the file") from None
-    missing = [name for name in _REQUIRED if name not in header and (with_loss or name != "val_loss")]
-    if not {"size", "s", "d_model"} & set(header):
+    absent = [name for name in reading.renamed if name not in theirs]
+    if absent:
+        there = f"The columns are: {', '.join(theirs)}"
+        raise RecordError(str(path), absent[0], "is named by --columns and is not there", there)
+    required = ("tokens", "val_loss") if _ORDINARY in header else _REQUIRED
+    missing = [name for name in required if name not in header and (with_loss or name != "val_loss")]
+    if required is _REQUIRED and not {"size", "s", "d_model"} & set(header):
         missing.append("d_model")
     if missing:
         needed = f"A table of runs needs the columns: {', '.join(_REQUIRED)}, d_model"
-        raise RecordError(str(path), missing[0], "is missing", needed)
+        alike = [name for name in theirs if name.lower() == missing[0]]
+        if alike:
+            needed = f"Is it {alike[0]}? Names of columns are in lower case"
+        elif required is not _REQUIRED:
+            needed = f"A table of ordinary transformers needs the columns: {_ORDINARY}, tokens, val_loss"
+        raise RecordError(str(path), missing[0], "is missing", f"{needed}. --columns OURS=THEIRS renames")
     doubled = [name for name in header if header.count(name) > 1]
     if doubled:
         raise RecordError(str(path), doubled[0], "names two columns", "Rename or remove one of them")
-    return [_row_of_csv(f"{path}:{number}", line) for number, line in lines]
+    return [_row_of_csv(f"{path}:{number}", line, reading.nats) for number, line in lines]
 
 
-def _row_of_csv(source: str, cells: Mapping[Any, Any]) -> dict[str, Any]:
-    """One row. A column may be missing from the header; an empty cell is an error, but for flops_budget."""
+def _row_of_csv(source: str, cells: Mapping[Any, Any], nats: float) -> dict[str, Any]:
+    """One row, whose loss is in units of so many `nats`.
+
+    A column may be missing from the header; an empty cell is an error, but for flops_budget.
+    """
     if None in cells:
         reason = f"has {len(cells[None])} cells more than the header"
         raise RecordError(source, None, reason, "Quote cells that hold a comma")
@@ -72,20 +104,28 @@ def _row_of_csv(source: str, cells: Mapping[Any, Any]) -> dict[str, Any]:
             raise RecordError(source, name, f"is {shown}, but must be finite and positive", _CORRECT)
         return value
 
-    r = number("r")
+    ordinary = number(_ORDINARY) if _ORDINARY in line else None
+    r = number("r", None if ordinary is None else 1.0)
     if r != int(r):
         raise RecordError(source, "r", f"is {r}, not a whole number of recurrences", "Correct it")
-    d = number("d_model") if "d_model" in line else 64 * number("size" if "size" in line else "s")
+    if "d_model" in line or ordinary is None or {"size", "s"} & line.keys():
+        d = number("d_model") if "d_model" in line else 64 * number("size" if "size" in line else "s")
+    else:
+        d = math.nan
     # r=1 runs the block once: it has no injection and nothing to truncate, whatever the cells say.
     injection = "none" if r == 1 else text("injection", "linear")
     bptt = "full" if r == 1 else text("bptt", "full")
-    counts = _counts(source, line, number, r, d, injection)
+    if ordinary is None:
+        counts = _counts(source, line, number, r, d, injection)
+    else:
+        counts = _counts_of_ordinary(source, r, ordinary)
     convention = text("flops_convention", "paper")
     if convention not in FLOPS_CONVENTIONS:
         choices = ", ".join(FLOPS_CONVENTIONS)
         raise RecordError(source, "flops_convention", f"is {convention!r}", f"Use one of: {choices}")
-    budget = number("flops_budget") if line["flops_budget"] else math.nan
-    flops_per_token, tokens = number("flops_per_token"), number("tokens")
+    budget = number("flops_budget") if line.get("flops_budget") else math.nan
+    tokens = number("tokens")
+    flops_per_token = number("flops_per_token", ordinary and FLOPS_PER_PARAMETER * ordinary)
     spent = flops_per_token * tokens
     if abs(spent / budget - 1) > BUDGET_TOLERANCE:
         reason = f"is {budget:g}, but tokens·flops_per_token is {spent:.4g}, {spent / budget:.3g} times that"
@@ -97,7 +137,8 @@ def _row_of_csv(source: str, cells: Mapping[Any, Any]) -> dict[str, Any]:
         "d_model": d,
         "flops_per_token": flops_per_token,
         "tokens": tokens,
-        "val_loss": number("val_loss", math.nan),
+        "n_embedding": number("n_embedding", math.nan),
+        "val_loss": nats * number("val_loss", math.nan),
         "flops_budget": budget,
         "injection": injection,
         "bptt": bptt,
@@ -127,6 +168,8 @@ def _counts(
     layer = 12 * d * d + 2 * d
     n_once = number("n_once", 4 * layer + 3 * d)
     n_rec = number("n_rec", layers * layer + n_injection)
+    # Counts of a layout of one's own do not say how much of them is the injection.
+    told = r == 1 or "n_rec" not in line or bool({"injection", "n_injection"} & line.keys())
     active = {"n_once_active": n_once, "n_rec_active": n_rec}
     of_layout = (4 + layers) * layer + 3 * d + n_injection
     known_layout = abs((n_once + n_rec) / of_layout - 1) < COUNT_TOLERANCE
@@ -137,9 +180,20 @@ def _counts(
         "coda_layers": outer,
         "n_once": n_once,
         "n_rec": n_rec,
-        "n_injection": n_injection,
+        "n_injection": n_injection if told else math.nan,
         **{name: _part(source, name, number(name, all_), all_) for name, all_ in active.items()},
     }
+
+
+def _counts_of_ordinary(source: str, r: float, n: float) -> dict[str, float]:
+    """Counts of a row of `n` parameters without a loop."""
+    if r != 1:
+        raise RecordError(
+            source, "r", f"is {r:g} beside {_ORDINARY}", "Give n_once and n_rec of looped models"
+        )
+    unknown = ("prelude_layers", "recurrent_layers", "coda_layers")
+    counts = {"n_once": n, "n_rec": 0.0, "n_injection": 0.0, "n_once_active": n, "n_rec_active": 0.0}
+    return {**dict.fromkeys(unknown, math.nan), **counts}
 
 
 def _part(source: str, name: str, value: float, whole: float) -> float:

@@ -6,6 +6,7 @@ one of identical copies. Every record left out is listed with its rule.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from collections.abc import Iterable
@@ -14,7 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from fitting.data.comparable import differences, refuse_other_units
 from fitting.data.csv import read_csv
+from fitting.data.reading import Reading
 from fitting.data.runs import COLUMNS, Exclusion, Runs
 from fitting.records import RECORD_SUFFIX, RecordError, RunRecord, architecture
 
@@ -22,23 +25,29 @@ _TEXT = {"source", "injection", "bptt"}
 _Records = list[tuple[Path, RunRecord]]
 
 
-def load_runs(*paths: str | os.PathLike[str], with_loss: bool = True) -> Runs:
+def load_runs(*paths: str | os.PathLike[str], with_loss: bool = True, reading: Reading | None = None) -> Runs:
     """Read run records (JSON files, or folders searched to any depth for *.run.json) and CSV files into one table.
 
     A CSV file needs the columns r, d_model (or size, or s: d_model = 64·size), flops_budget (may be empty),
     flops_per_token, tokens and val_loss (with `with_loss=False` it may be missing, which gives NaN). n_once, n_rec,
     n_injection, injection, bptt, seed and flops_convention are optional (default: the paper's 20-layer layouts with
     linear injection, full gradients and its convention), and so are n_once_active and n_rec_active (default: all). A
-    column that is there must be filled in every row.
+    column that is there must be filled in every row. With a column `parameters` (N of an ordinary transformer), tokens
+    and val_loss (or loss) are enough; r is 1 then, and flops_per_token 6N unless given.
 
-    Raises `RecordError` for anything missing, impossible or given twice, and for mixed conventions.
+    `reading` names units and foreign columns. Raises `RecordError` for anything missing, impossible or given twice, for
+    mixed conventions, numbers that must be in other units, and runs whose losses do not compare.
     """
+    reading = reading or Reading()
     rows: list[dict[str, Any]] = []
     excluded: list[Exclusion] = []
     records: _Records = []
     for path in _expand(paths):
         if path.suffix.lower() == ".csv":
-            rows += read_csv(path, with_loss)
+            found = read_csv(path, with_loss, reading)
+            if found:
+                refuse_other_units(found, stated=reading.loss_unit is not None)
+            rows += found
         else:
             records.append((path, RunRecord.load(path)))
     seen: dict[str, Path] = {}
@@ -49,10 +58,10 @@ def load_runs(*paths: str | os.PathLike[str], with_loss: bool = True) -> Runs:
             rows.append(_row_of_record(path, record))
         else:
             excluded.append(Exclusion(str(path), f"the same record as {first}"))
-    return table(rows, excluded)
+    return table(rows, excluded, reading.allow_mixed)
 
 
-def table(rows: list[dict[str, Any]], excluded: Iterable[Exclusion] = ()) -> Runs:
+def table(rows: list[dict[str, Any]], excluded: Iterable[Exclusion] = (), allow_mixed: bool = False) -> Runs:
     """A checked table of the rows that the readers make. Raises `RecordError`."""
     if not rows:
         left_out = "; ".join(f"{gone.source}: {gone.rule}" for gone in excluded)
@@ -71,7 +80,15 @@ def table(rows: list[dict[str, Any]], excluded: Iterable[Exclusion] = ()) -> Run
         for name in COLUMNS
     }
     convention = next(iter(conventions))
-    return Runs(**columns, flops_convention=convention, excluded=tuple(excluded), extra=extra)
+    differing = differences(extra, columns["source"])
+    if differing and not allow_mixed:
+        name, what, first = differing[0]
+        way_out = f"Give runs of one {name} only, or --allow-mixed, which marks the result"
+        raise RecordError(first, name, what, way_out)
+    runs = Runs(**columns, flops_convention=convention, excluded=tuple(excluded), extra=extra)
+    return dataclasses.replace(
+        runs, may_differ=allow_mixed, mixed=tuple(f"{name} {what}" for name, what, _ in differing)
+    )
 
 
 def _expand(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
@@ -120,12 +137,20 @@ def _row_of_record(path: Path, record: RunRecord) -> dict[str, Any]:
         "r": record.num_recurrences,
         "n_once_active": record.n_once if record.n_once_active is None else record.n_once_active,
         "n_rec_active": record.n_rec if record.n_rec_active is None else record.n_rec_active,
+        "n_embedding": record.parameters.get("embedding", 0) + record.parameters.get("head", 0),
         "n_injection": record.parameters.get("injection", 0) + record.parameters.get("lanes", 0),
         "flops_budget": math.nan if record.flops_budget is None else record.flops_budget,
         "injection": injection,
         "bptt": bptt,
         "flops_convention": record.flops_convention,
-        "extra": {"run_name": record.run_name, "vocab_size": record.vocab_size, "seq_len": record.seq_len},
+        "extra": {
+            "run_name": record.run_name,
+            "vocab_size": record.vocab_size,
+            "seq_len": record.seq_len,
+            "tokenizer": record.tokenizer or "",
+            "data": (record.data_manifest_hash or "")[:12],
+            "val_set": "" if record.val_tokens is None else f"{record.val_tokens} tokens",
+        },
     }
 
 

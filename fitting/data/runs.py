@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from fitting.data.comparable import SAME, differences
 from fitting.errors import FitError
 
 COUNT_TOLERANCE = 1e-4
 """Parameter counts this close (relative) to those of a layout belong to it; the norms may differ."""
-COUNTS = ("total", "active")
-"""What N counts: all parameters, or those that one token uses."""
+COUNTS = ("total", "active", "with-embedding")
+"""What N counts: all parameters but embedding and head, those of them that one token uses, or all."""
+CELLS_BY_BUDGET = "budget"
 CELL_TOLERANCE = 0.02
 """Runs without a nominal budget share a cell when their FLOPs differ by less than this fraction."""
 
@@ -49,6 +51,8 @@ class Runs:
     n_once_active: np.ndarray
     n_rec_active: np.ndarray
     """Of `n_once` and `n_rec`, what one token uses: fewer in mixtures of experts."""
+    n_embedding: np.ndarray
+    """Parameters of embedding and head; NaN where a table does not say."""
     flops_per_token: np.ndarray
     tokens: np.ndarray
     val_loss: np.ndarray
@@ -61,6 +65,10 @@ class Runs:
     excluded: tuple[Exclusion, ...] = ()
     extra: dict[str, np.ndarray] = field(default_factory=dict)
     """Further columns of a CSV file, usable in rules only."""
+    may_differ: bool = False
+    """Whether it was allowed that their losses do not compare."""
+    mixed: tuple[str, ...] = ()
+    """How the runs differ in what should be the same for all, where that was allowed."""
 
     def __len__(self) -> int:
         return len(self.r)
@@ -127,11 +135,34 @@ class Runs:
         return np.array([f"r={r:g}, {injection}, {bptt}" for r, injection, bptt in parts], dtype=object)
 
     @cached_property
+    def _cells(self) -> tuple[str, np.ndarray]:
+        """What makes a cell, and the index of the cell of each run, in order of first appearance.
+
+        Runs of one budget and architecture share one. Where budgets are not given and most runs would be alone in
+        theirs, groups are those of equal tokens, of budgets within a factor of two, or single runs, whichever comes
+        first and leaves at most half as many cells as runs.
+        """
+        decades = np.floor(np.log2(self.training_flops / self.training_flops.min()) + 1e-9)
+        tokens = np.round(np.log(self.tokens) / CELL_TOLERANCE)
+        several = len(np.unique(tokens)) > 1
+        groups = {CELLS_BY_BUDGET: self.budget, "tokens": tokens, "budget within a factor of two": decades}
+        for by, group in groups.items():
+            keys = list(zip(group.tolist(), self.architecture.tolist(), strict=True))
+            index = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+            given = by == CELLS_BY_BUDGET and not np.isnan(self.flops_budget).all()
+            if given or (len(index) <= len(self) / 2 and (by != "tokens" or several)):
+                return by, np.array([index[key] for key in keys], dtype=int)
+        return "run", np.arange(len(self))
+
+    @property
     def cell(self) -> np.ndarray:
-        """Index of the (budget, architecture) cell of each run, in order of first appearance."""
-        keys = list(zip(self.budget.tolist(), self.architecture.tolist(), strict=True))
-        index = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-        return np.array([index[key] for key in keys], dtype=int)
+        """Index of the cell of each run; `cells_by` says what makes one."""
+        return self._cells[1]
+
+    @property
+    def cells_by(self) -> str:
+        """What the runs of a cell share besides their architecture."""
+        return self._cells[0]
 
     @property
     def cell_count(self) -> int:
@@ -155,17 +186,33 @@ class Runs:
         return dataclasses.replace(self, source=source, excluded=gone)
 
     @property
+    def unused_columns(self) -> tuple[str, ...]:
+        """Columns of tables that no computation reads; rules may."""
+        return tuple(name for name in self.extra if name not in (*SAME, "run_name", "run"))
+
+    @property
     def mixtures(self) -> bool:
         """Whether N depends on what is counted: some run has parameters that a token does not use."""
         return bool((self.n_once_active < self.n_once).any() or (self.n_rec_active < self.n_rec).any())
 
     def counting(self, count: str) -> Runs:
-        """The same runs with N the `total` parameters (as they are read) or the `active` ones. Raises `FitError`."""
+        """The same runs with N the `total` parameters (as they are read), the `active` ones, or all `with-embedding`.
+
+        Embedding and head are used once. Raises `FitError`.
+        """
         if count not in COUNTS:
             raise FitError(f"--count is {count!r}. Use one of: {', '.join(COUNTS)}")
         if count == "total":
             return self
-        return dataclasses.replace(self, n_once=self.n_once_active, n_rec=self.n_rec_active)
+        if count == "active":
+            return dataclasses.replace(self, n_once=self.n_once_active, n_rec=self.n_rec_active)
+        unknown = self.source[np.isnan(self.n_embedding)]
+        if len(unknown):
+            raise FitError(
+                f"{unknown[0]} does not say how many parameters embedding and head have. Give the column n_embedding, "
+                "or leave --count with-embedding out"
+            )
+        return dataclasses.replace(self, n_once=self.n_once + self.n_embedding)
 
     def where(self, *rules: str) -> Runs:
         """Keep the runs that satisfy every rule, e.g. `where("r>1", "budget<=2.15e18")`. Raises `FitError`."""
@@ -219,7 +266,10 @@ _SIGNS: dict[str, Callable] = {
 
 
 def concatenate(first: Runs, second: Runs) -> Runs:
-    """Both tables, one under the other. Raises `FitError` if their FLOPs conventions differ."""
+    """Both tables, one under the other.
+
+    Raises `FitError` if their FLOPs conventions differ, or what makes their losses compare and was not allowed to.
+    """
     if first.flops_convention != second.flops_convention:
         raise FitError(
             f"One table counts FLOPs in the convention {first.flops_convention}, the other in "
@@ -230,4 +280,15 @@ def concatenate(first: Runs, second: Runs) -> Runs:
     }
     shared = first.extra.keys() & second.extra.keys()
     extra = {name: np.concatenate([first.extra[name], second.extra[name]]) for name in sorted(shared)}
-    return dataclasses.replace(first, **columns, extra=extra, excluded=(*first.excluded, *second.excluded))
+    differing = differences(extra, columns["source"])
+    allowed = first.may_differ or second.may_differ
+    if differing and not allowed:
+        name, what, _ = differing[0]
+        raise FitError(
+            f"{name} {what}. Give runs of one {name} only, or --allow-mixed, which marks the result"
+        )
+    told = tuple(f"{name} {what}" for name, what, _ in differing)
+    excluded = (*first.excluded, *second.excluded)
+    return dataclasses.replace(
+        first, **columns, extra=extra, excluded=excluded, may_differ=allowed, mixed=told
+    )

@@ -40,6 +40,12 @@ def _paper(runs: Runs) -> Counts:
 
 
 def _injection_once(runs: Runs) -> Counts:
+    unknown = runs.source[np.isnan(runs.n_injection)]
+    if len(unknown):
+        raise FitError(
+            f"The split injection_once needs to know how much of n_rec is the injection. {unknown[0]} does not say: "
+            "give the column injection or n_injection"
+        )
     return runs.n_once + runs.n_injection, runs.n_rec - runs.n_injection
 
 

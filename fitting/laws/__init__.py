@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fitting.laws.forms import AdditiveLaw, ChinchillaLaw, JointLaw, LossShift, OneTokenLaw
+from fitting.laws.forms import AdditiveLaw, ChinchillaLaw, EqualExponentsLaw, JointLaw, LossShift, OneTokenLaw
 from fitting.laws.law import Inputs, Law
 from fitting.laws.multipliers import (
     DriftingPower,
@@ -17,7 +17,7 @@ from fitting.laws.multipliers import (
 )
 
 __all__ = [
-    "AdditiveLaw", "ChinchillaLaw", "DriftingPower", "FixedPower", "Inputs", "JointLaw", "Law", "LogGrowth",
-    "LossShift", "Multiplier", "OneTokenLaw", "PerRecurrence", "Power", "Saturating", "StudyPower",
+    "AdditiveLaw", "ChinchillaLaw", "DriftingPower", "EqualExponentsLaw", "FixedPower", "Inputs", "JointLaw", "Law",
+    "LogGrowth", "LossShift", "Multiplier", "OneTokenLaw", "PerRecurrence", "Power", "Saturating", "StudyPower",
     "TokenDriftingPower",
 ]  # fmt: skip

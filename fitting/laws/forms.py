@@ -83,7 +83,7 @@ class ChinchillaLaw(AdditiveLaw):
     """
 
     name = "chinchilla"
-    param_names = ("A", "alpha", "B", "beta", "E")
+    param_names: tuple[str, ...] = ("A", "alpha", "B", "beta", "E")
     bounds = np.array([_LOG_AMPLITUDE, _EXPONENT, _LOG_AMPLITUDE, _EXPONENT, _LOG_E])
 
     def __init__(self, count: str = "") -> None:
@@ -91,6 +91,24 @@ class ChinchillaLaw(AdditiveLaw):
 
     def effective_size(self, psi: np.ndarray, x: Inputs) -> tuple[np.ndarray, np.ndarray]:
         return np.log(x.n_total)[None], np.empty((len(psi), 0, len(x)))
+
+
+class EqualExponentsLaw(ChinchillaLaw):
+    """L = E + A·N^-alpha + B·D^-alpha: Chinchilla's law with one exponent, so that N* and D* grow alike."""
+
+    name = "chinchilla, alpha = beta"
+    param_names = ("A", "alpha", "B", "E")
+    bounds = np.array([_LOG_AMPLITUDE, _EXPONENT, _LOG_AMPLITUDE, _LOG_E])
+
+    def log_loss_and_gradient(self, theta: np.ndarray, x: Inputs) -> tuple[np.ndarray, np.ndarray]:
+        log_loss, gradient = super().log_loss_and_gradient(theta[:, [0, 1, 2, 1, 3]], x)
+        gradient[:, 1] += gradient[:, 3]
+        return log_loss, gradient[:, [0, 1, 2, 4]]
+
+    def improve_starts(self, theta: np.ndarray, x: Inputs, log_loss: np.ndarray) -> np.ndarray:
+        whole = theta[:, [0, 1, 2, 1, 3]]
+        found = ChinchillaLaw(self.split.count).improve_starts(whole, x, log_loss)
+        return found[:, [0, 1, 2, 4]]
 
 
 class JointLaw(AdditiveLaw):

@@ -354,4 +354,10 @@ def _data(data: Data) -> Section:
         f"{data.budgets[-1]:.3g} training FLOPs (convention {data.flops_convention}), {data.cells} cells, D/N from "
         f"{low:.3g} to {high:.3g}. Architectures: {'; '.join(data.architectures)}."
     )
+    if data.cells_by:
+        sentence += (
+            f" The runs are not iso-FLOPs: cells of the bootstrap are by {data.cells_by} and architecture."
+        )
+    if data.mixed:
+        sentence += f" **Mixed runs, whose losses may not compare**: {'; '.join(data.mixed)}."
     return Section("Data", [sentence, excluded_table(data.excluded, "excluded run")])

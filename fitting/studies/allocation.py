@@ -141,6 +141,8 @@ def minima(runs: Runs, parabolas: Sequence[Parabola]) -> tuple[Minimum, ...]:
     found = []
     for index in range(runs.cell_count):
         cell = runs.take(runs.cell == index)
+        if np.isnan(cell.d_model).any():
+            continue  # Ordinary transformers of unknown width.
         widths = np.unique(cell.d_model)
         losses = tuple(float(cell.val_loss[cell.d_model == d].min()) for d in widths)
         best = int(cell.val_loss.argmin())

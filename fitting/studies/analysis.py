@@ -12,7 +12,7 @@ import numpy as np
 
 from fitting.data.plain import optional, plain
 from fitting.data.provenance import Provenance
-from fitting.data.runs import Exclusion, Runs
+from fitting.data.runs import CELLS_BY_BUDGET, Exclusion, Runs
 from fitting.data.splits import INJECTION_ONCE, PAPER, REGRESSED
 from fitting.errors import FitError
 from fitting.estimation import diagnostics
@@ -105,6 +105,10 @@ class Data:
     """Least and most."""
     excluded: tuple[Exclusion, ...]
     points: tuple[Point, ...]
+    mixed: tuple[str, ...] | None = optional()
+    """How the runs differ in what makes losses compare, where that was allowed."""
+    cells_by: str | None = optional()
+    """What makes a cell, if it is not budget and architecture."""
 
 
 @dataclass(frozen=True)
@@ -290,6 +294,8 @@ def _data(runs: Runs, result: FitResult) -> Data:
         tokens_per_parameter=(float(ratio.min()), float(ratio.max())),
         excluded=runs.excluded,
         points=points,
+        mixed=runs.mixed or None,
+        cells_by=None if runs.cells_by == CELLS_BY_BUDGET else runs.cells_by,
     )
 
 

@@ -73,14 +73,6 @@ def law_for(runs: Runs, multiplier_law: JointLaw) -> Law:
     return multiplier_law
 
 
-def cells_of(runs: Runs, law: Law) -> np.ndarray:
-    """Number (n,) of the cell of each run: (budget, architecture), or the architecture for one token count."""
-    if not isinstance(law, OneTokenLaw):
-        return runs.cell
-    _, cell = np.unique(runs.architecture.astype(str), return_inverse=True)
-    return np.asarray(cell)
-
-
 def design(
     menu: Runs,
     law: JointLaw,
@@ -168,7 +160,7 @@ class _Pool:
         theta, x = law.to_theta(values), law.inputs(runs)
         jacobian = law.log_loss_and_gradient(theta[None], x)[1][0]
         width = np.ptp(np.asarray(law.bounds, dtype=float), axis=1)
-        cell = cells_of(runs, law)
+        cell = runs.cell
         return cls(
             law, theta, x, cell, runs.training_flops, jacobian, existing, noise, seeds, 12.0 / width**2
         )

@@ -57,7 +57,7 @@ def test_phi_can_be_fixed_and_law_forms_chosen(capsys):
         "drift-tokens": "log(D",
         "saturating": "r^-k",
     }
-    assert set(forms) | {"joint", "chinchilla"} == set(LAW_NAMES)
+    assert set(forms) | {"joint", "chinchilla", "equal-exponents", "one-token"} == set(LAW_NAMES)
     for name, words in forms.items():
         chosen = law_of(argparse.Namespace(law=name, phi=None, split="injection_once", count="total"))
         assert words in chosen.name and chosen.split.name == "injection_once"

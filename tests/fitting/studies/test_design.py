@@ -17,7 +17,7 @@ from fitting.errors import FitError
 from fitting.estimation.fits import gradient_error
 from fitting.estimation.resampling import widening
 from fitting.laws import OneTokenLaw
-from fitting.studies.design import _Pool, cells_of, design, law_for
+from fitting.studies.design import _Pool, design, law_for
 from fitting.studies.planner import Noise, half_width
 
 GRID = load_grid()
@@ -70,9 +70,6 @@ def test_size_and_tokens_that_move_together_are_refused() -> None:
     ):
         law_for(together, LAW)
     assert isinstance(law_for(one_token(), LAW), OneTokenLaw) and law_for(GRID, LAW) is LAW
-    # Their cells are the architectures.
-    assert len(set(cells_of(one_token(), OneTokenLaw()))) == 4
-    assert np.array_equal(cells_of(GRID, LAW), GRID.cell)
 
 
 def pool(existing: int, law: JointLaw = LAW, runs: Runs = GRID, seeds: int = 2) -> _Pool:
