@@ -16,8 +16,9 @@ from fitting.data.runs import Runs
 from fitting.data.splits import Split
 from fitting.errors import FitError
 from fitting.estimation.fits import WORST_CONDITION, at_bounds, conditioning, fit
-from fitting.estimation.resampling import refit
+from fitting.estimation.resampling import one_step, refit
 from fitting.estimation.results import FitResult
+from fitting.estimation.solver import LARGE
 from fitting.laws import JointLaw, Law, multipliers
 
 
@@ -137,8 +138,12 @@ def leave_out(
     labels = np.unique(groups)
     x = result.law.inputs(runs)
     observed = np.log(runs.val_loss)
-    weights = np.array([(groups != label).astype(float) for label in labels])
-    theta = refit(result.law, x, observed, result.theta, weights, result.seed, workers, result.delta)
+    if len(runs) > LARGE:
+        blocks = np.searchsorted(labels, groups)
+        theta = one_step(result, x, observed, blocks, 1.0 - np.eye(len(labels)))
+    else:
+        weights = np.array([(groups != label).astype(float) for label in labels])
+        theta = refit(result.law, x, observed, result.theta, weights, result.seed, workers, result.delta)
     log_predicted, jacobian = result.law.log_loss_and_gradient(theta, x)
     predicted = np.exp(log_predicted)
     rows = []

@@ -13,11 +13,13 @@ from fitting.data.runs import Runs
 from fitting.errors import FitError
 from fitting.estimation.objective import DELTA, huber, psi
 from fitting.estimation.results import FitResult, SolverCheck, Status
-from fitting.estimation.solver import Problem, multi_start, uniform_starts
+from fitting.estimation.solver import LARGE, Problem, Solutions, minimise, multi_start, uniform_starts
 from fitting.laws import ChinchillaLaw, Inputs, JointLaw, Law
 
 WORST_CONDITION = 1e8
 FEWEST_AGREEING = 5
+SEARCHED = 1500
+"""Runs that the starts of a fit to more than `LARGE` runs see."""
 GRADIENT_TOLERANCE = 1e-4
 FARTHEST_EXPONENT = 1e-3
 """Solvers whose exponents are further apart than this do not confirm each other."""
@@ -70,8 +72,12 @@ def fit_inputs(
     observed = np.log(runs.val_loss)
     problem = Problem(law, x, observed, np.ones(len(runs)), low, high, delta)
     points = uniform_starts(law, starts, np.random.default_rng(seed))
-    search = multi_start(problem, law.improve_starts(points, x, observed), workers=workers)
-    theta, objective = search.best.theta[0], float(search.best.objective[0])
+    # Where the optimum is, some runs tell as well as very many; the last steps take all.
+    searched = problem.of_runs(_spread_out(runs)) if len(runs) > LARGE else problem
+    points = law.improve_starts(points, searched.x, searched.log_loss)
+    search = multi_start(searched, points, workers=workers)
+    best = search.best if searched is problem else minimise(problem, search.best.theta, workers=workers)
+    theta, objective = best.theta[0], float(best.objective[0])
     if not np.isfinite(objective):
         raise FitError(
             f"The law {law.name} is not finite at any of {starts} starts. Check its bounds and gradient"
@@ -91,21 +97,38 @@ def fit_inputs(
         starts=starts,
         dropped=int(search.dropped[0]),
         agreeing=int(search.agreeing[0]),
-        gradient_norm=float(np.abs(search.best.gradient[0]).max()),
+        gradient_norm=float(np.abs(best.gradient[0]).max()),
         condition=condition,
         correlations=correlations,
         at_bound=at_bounds(law, theta),
         problems=(),
-        check=second_solver(problem, theta, objective, seed),
+        check=_check(searched, search.best, objective, seed),
         seed=seed,
         residuals=residuals,
         log_residuals=observed - log_predicted,
         excluded=runs.excluded,
         delta=delta,
     )
-    problems = _problems(result, float(search.best.predicted[0]))
+    problems = _problems(result, float(best.predicted[0]))
     wrong = gradient_error(law, theta, x)
     return replace(result, problems=(*problems, (Status.WRONG_GRADIENT, wrong)) if wrong else problems)
+
+
+def _spread_out(runs: Runs) -> np.ndarray:
+    """Indices of `SEARCHED` runs spread evenly over r, budget and size."""
+    order = np.lexsort((runs.n_total, runs.training_flops, runs.r))
+    return np.sort(order[np.linspace(0, len(runs) - 1, SEARCHED).round().astype(int)])
+
+
+def _check(searched: Problem, best: Solutions, objective: float, seed: int) -> SolverCheck:
+    """The second solver on the problem that was searched; its objective relative to that of all runs."""
+    own = float(best.objective[0])
+    found = second_solver(searched, best.theta[0], own, seed)
+    if len(searched.x) > SEARCHED or objective == own:
+        return found
+    return replace(
+        found, solver=f"{found.solver} on {SEARCHED} runs", objective=found.objective * objective / own
+    )
 
 
 def fit_architectures(runs: Runs, **search: Any) -> dict[float, FitResult]:

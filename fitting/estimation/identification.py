@@ -10,10 +10,11 @@ import numpy as np
 from fitting.data.runs import Runs
 from fitting.errors import FitError
 from fitting.estimation.fits import fit
-from fitting.estimation.objective import DELTA, robust_scale
+from fitting.estimation.objective import DELTA, psi, robust_scale
 from fitting.estimation.resampling import no_bootstrap, refit, reported_range
 from fitting.estimation.results import FitResult, Status
-from fitting.laws import Law
+from fitting.estimation.solver import LARGE
+from fitting.laws import Inputs, Law
 
 
 @dataclass(frozen=True)
@@ -68,12 +69,12 @@ class Judgement:
 
 def spread_between_r(runs: Runs) -> float | None:
     """Median over (budget, width) of the standard deviation (n - 1) of losses between r; None if r never differs."""
-    spreads = []
-    for budget, width in {*zip(runs.budget.tolist(), runs.d_model.tolist(), strict=True)}:
-        there = (runs.budget == budget) & (runs.d_model == width)
-        losses = [runs.val_loss[there & (runs.r == r)].mean() for r in np.unique(runs.r[there])]
-        if len(losses) > 1:
-            spreads.append(float(np.std(losses, ddof=1)))
+    by_r: dict[tuple[float, float], dict[float, list[float]]] = {}
+    columns = (runs.budget, runs.d_model, runs.r, runs.val_loss)
+    for budget, width, r, loss in zip(*(column.tolist() for column in columns), strict=True):
+        by_r.setdefault((budget, width), {}).setdefault(r, []).append(loss)
+    groups = [[float(np.mean(losses)) for losses in group.values()] for group in by_r.values()]
+    spreads = [float(np.std(means, ddof=1)) for means in groups if len(means) > 1]
     return float(np.median(spreads)) if spreads else None
 
 
@@ -95,8 +96,7 @@ def judged(
 ) -> tuple[FitResult, Judgement]:
     """The result with a status for each limit that the parameter `name` is beyond, and the numbers behind it."""
     x, observed = result.law.inputs(runs), np.log(runs.val_loss)
-    weights = 1.0 - np.eye(len(runs))
-    theta = refit(result.law, x, observed, result.theta, weights, result.seed, workers, result.delta)
+    theta = _without_each(result, x, observed, workers)
     values = result.law.to_reported(theta)[:, result.law.param_names.index(name)]
     worst = int(np.abs(values - result[name]).argmax())
     without = LeftOutRun(str(runs.source[worst]), float(values[worst]))
@@ -115,6 +115,20 @@ def judged(
             )
         )
     return replace(result, problems=(*result.problems, *found)), told
+
+
+def _without_each(result: FitResult, x: Inputs, observed: np.ndarray, workers: int | None) -> np.ndarray:
+    """theta (n, P) without each run in turn."""
+    if len(observed) <= LARGE:
+        weights = 1.0 - np.eye(len(observed))
+        return refit(result.law, x, observed, result.theta, weights, result.seed, workers, result.delta)
+    # One run of very many: the step that its gradient makes, with the curvature of all.
+    log_predicted, jacobian = (part[0] for part in result.law.log_loss_and_gradient(result.theta[None], x))
+    residual = log_predicted - observed
+    curvature = (jacobian * (np.abs(residual) <= result.delta)) @ jacobian.T
+    scale = 1 / np.sqrt(np.diag(curvature))
+    inverse = np.linalg.pinv(curvature * scale[:, None] * scale, hermitian=True) * scale[:, None] * scale
+    return np.asarray(result.theta + (inverse @ (jacobian * psi(residual, result.delta))).T)
 
 
 def _of_interval(runs: Runs, result: FitResult, name: str, limits: Limits) -> list[tuple[Status, str]]:

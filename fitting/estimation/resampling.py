@@ -13,10 +13,10 @@ import numpy as np
 
 from fitting.data.runs import Runs
 from fitting.errors import FitError
-from fitting.estimation.objective import DELTA
+from fitting.estimation.objective import DELTA, psi
 from fitting.estimation.profile import profile_interval
 from fitting.estimation.results import FitResult, Interval, Intervals
-from fitting.estimation.solver import Problem, multi_start
+from fitting.estimation.solver import LARGE, Problem, multi_start
 from fitting.laws import Inputs, Law
 
 FEWEST_RESAMPLES = 20
@@ -70,6 +70,34 @@ def refit(
     return multi_start(problem, np.tile(starts, (len(weights), 1)), repeated, workers, _STAGES).best.theta
 
 
+def one_step(
+    result: FitResult, x: Inputs, log_loss: np.ndarray, blocks: np.ndarray, counts: np.ndarray
+) -> np.ndarray:
+    """theta (R, P) of resamples by one Newton step from the fit, for more runs than refits are feasible with.
+
+    `blocks` (n,) numbers the block of each run, `counts` (R, G) how often each is drawn. The step is that of the Huber
+    objective with the law linear around the fit: residuals beyond delta have no curvature.
+    """
+    log_predicted, jacobian = (part[0] for part in result.law.log_loss_and_gradient(result.theta[None], x))
+    residual = log_predicted - log_loss
+    inside = np.abs(residual) <= result.delta
+    p, groups = len(result.theta), counts.shape[1]
+    gradient = np.stack(
+        [np.bincount(blocks, row, groups) for row in jacobian * psi(residual, result.delta)], axis=1
+    )
+    curvature = np.empty((groups, p, p))
+    for i in range(p):
+        for j in range(i + 1):
+            sums = np.bincount(blocks, jacobian[i] * jacobian[j] * inside, groups)
+            curvature[:, i, j] = curvature[:, j, i] = sums
+    total = (counts @ curvature.reshape(groups, -1)).reshape(-1, p, p)
+    scale = 1 / np.sqrt(np.maximum(np.einsum("rpp->rp", total), 1e-300))
+    total = total * scale[:, :, None] * scale[:, None, :] + 1e-12 * np.eye(p)
+    step = np.linalg.solve(total, ((counts @ gradient) * scale)[:, :, None])[:, :, 0] * scale
+    low, high = np.asarray(result.law.bounds, dtype=float).T
+    return np.asarray(np.clip(result.theta - step, low, high))
+
+
 def no_bootstrap(blocks: int, parameters: int, resamples: int) -> str | None:
     """Why so many resamples of so many blocks give no interval; None if they give one."""
     if blocks <= parameters:
@@ -97,6 +125,8 @@ def resample(
     if reason:
         raise FitError(reason)
     counts = draw_counts(count, resamples, np.random.default_rng(seed))
+    if len(log_loss) > LARGE:
+        return Resampled(result.law, one_step(result, x, log_loss, blocks, counts), counts)
     theta = refit(result.law, x, log_loss, result.theta, counts[:, blocks], seed, workers, result.delta)
     return Resampled(result.law, theta, counts)
 
@@ -172,17 +202,22 @@ def bootstrap(
     x = result.law.inputs(runs)
     log_loss = np.log(runs.val_loss)
     by_cell = resample(result, x, log_loss, runs.cell, resamples, seed, workers)
-    by_run = resample(result, x, log_loss, np.arange(len(runs)), resamples, seed, workers)
+    large = len(runs) > LARGE
+    # Of very many runs, hundreds of bins are as good as runs of their own.
+    by_run = resample(
+        result, x, log_loss, np.arange(len(runs)) % (LARGE if large else len(runs)), resamples, seed, workers
+    )
     found: Intervals = {}
     for name in names if names is not None else result.law.param_names:
         assumes = "cells (budget, architecture) are independent"
         block = percentile_interval(by_cell.values(name), "block bootstrap", assumes, seed)
+        profile = () if large else (profile_interval(result, x, log_loss, name, workers),)
         found[name] = (
             widened(
                 block, result[name], runs.cell_count, len(result.theta), *reported_range(result.law, name)
             ),
             block,
             percentile_interval(by_run.values(name), "run-level bootstrap", "runs are independent", seed),
-            profile_interval(result, x, log_loss, name, workers),
+            *profile,
         )
     return replace(result, intervals={**result.intervals, **found})

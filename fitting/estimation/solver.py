@@ -21,6 +21,8 @@ import numpy as np
 from fitting.estimation.objective import DELTA, huber, psi
 from fitting.laws import Inputs, Law
 
+LARGE = 5000
+"""Runs from which on the search sees a part of them, and resamples take one step from the fit."""
 CHUNK = 50
 """Problems solved together: few enough for the cache, and a fixed number, so that workers change no result."""
 MAX_ITERATIONS = 400
@@ -47,6 +49,11 @@ class Problem:
     upper: np.ndarray
     delta: float = DELTA
     """Where Huber's function turns linear."""
+
+    def of_runs(self, chosen: np.ndarray) -> Problem:
+        """The same problem for the runs at `chosen`."""
+        log_loss, weights = (values[..., chosen] for values in (self.log_loss, self.weights))
+        return replace(self, x=self.x.take(chosen), log_loss=log_loss, weights=weights)
 
     def take(self, chosen: np.ndarray) -> Problem:
         """The problems at `chosen`."""

@@ -39,6 +39,7 @@ from fitting.estimation.objective import DELTA
 from fitting.estimation.profile import profile_curve
 from fitting.estimation.resampling import bootstrap
 from fitting.estimation.results import FitResult, FitSummary, Refused
+from fitting.estimation.solver import LARGE
 from fitting.laws import ChinchillaLaw, FixedPower, JointLaw, Law, Power
 from fitting.studies.allocation import Allocation, Minimum, allocate, minima, parabolas
 from fitting.studies.curves import Curves, curves, effective_ratios, phi_path
@@ -206,8 +207,9 @@ def analyse(
         except FitError as error:
             more["intervals_refused"] = str(error)
         x, observed = result.law.inputs(runs), np.log(runs.val_loss)
-        curve = profile_curve(result, x, observed, name, settings.workers)
-        more["profile"] = ProfileCurve(tuple(curve.values.tolist()), tuple(curve.statistic.tolist()))
+        if len(runs) <= LARGE:
+            curve = profile_curve(result, x, observed, name, settings.workers)
+            more["profile"] = ProfileCurve(tuple(curve.values.tolist()), tuple(curve.statistic.tolist()))
     if settings.limits is not None:
         progress("leaving out every run in turn")
         result, more["judgement"] = judged(runs, result, name, settings.limits, settings.workers)
@@ -225,7 +227,8 @@ def analyse(
             progress(f"restricted fit phi = {phi:g}")
             restricted[phi] = fit(runs, JointLaw(FixedPower(phi), law.split), **search)
         more["restricted"] = tuple(f.summary(phi=phi) for phi, f in restricted.items())
-        more["phi_path"] = phi_path(runs, result, settings.workers)
+        if len(runs) <= LARGE:
+            more["phi_path"] = phi_path(runs, result, settings.workers)
     progress("Chinchilla law per r")
     rows, alone = _chinchilla(runs, law.split.count, search)
     progress("budget halves and leaving groups out")
