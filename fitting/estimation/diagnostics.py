@@ -6,20 +6,22 @@ Residuals are observed - predicted, in nats. Shapes: n runs, G groups held out i
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from fitting.data.plain import optional
 from fitting.data.runs import Runs
 from fitting.data.splits import Split
 from fitting.errors import FitError
+from fitting.estimation.calibration import Claim, Fitted, gain, noise_left, objectives, share, simulated_gains
 from fitting.estimation.fits import WORST_CONDITION, at_bounds, conditioning, fit
 from fitting.estimation.resampling import one_step, refit
 from fitting.estimation.results import FitResult
 from fitting.estimation.solver import LARGE
-from fitting.laws import JointLaw, Law, multipliers
+from fitting.laws import Inputs, JointLaw, Law, multipliers
 
 
 @dataclass(frozen=True)
@@ -194,6 +196,10 @@ class RivalFit:
     message: str
     aicc_difference: float = math.nan
     """AICc above that of the best form."""
+    claim: Claim | None = optional()
+    """Of this form and the first: that the one with more parameters is better; that this one is, if both have as many."""
+    share_of_any: float | None = optional()
+    """Share of grids drawn from the first form in which the best claim of any rival is as strong as this one's."""
 
 
 @dataclass(frozen=True)
@@ -208,10 +214,14 @@ class RivalRefused:
     aicc_difference: float = math.nan
 
 
-def compare_laws(runs: Runs, laws: Sequence[Law], **search: Any) -> tuple[RivalFit | RivalRefused, ...]:
-    """Every law fitted to the same runs with the keywords `search` of `fit`, and its held-out errors.
+def compare_laws(
+    runs: Runs, laws: Sequence[Law], *, grids: int = 0, **search: Any
+) -> tuple[RivalFit | RivalRefused, ...]:
+    """Every law fitted to the same runs with the keywords `search` of `fit`, its held-out errors, and whether it is
+    better than the first law, judged on so many simulated grids.
 
-    `PerRecurrence` has no held-out error by r: its parameters cannot be learnt without their r.
+    `PerRecurrence` has no held-out error by r: its parameters cannot be learnt without their r. Raises `FitError` for
+    too few grids.
     """
 
     def held_out(result: FitResult, groups: np.ndarray) -> float:
@@ -219,12 +229,14 @@ def compare_laws(runs: Runs, laws: Sequence[Law], **search: Any) -> tuple[RivalF
         return float(np.sqrt(sum(row.runs * row.held_out_rmse**2 for row in rows) / len(runs)))
 
     rows: list[RivalFit | RivalRefused] = []
-    for law in laws:
+    results: dict[int, FitResult] = {}
+    for i, law in enumerate(laws):
         try:
             result = fit(runs, law, **search)
         except FitError as error:
             rows.append(RivalRefused(law.name, str(error)))
             continue
+        results[i] = result
         free = isinstance(getattr(result.law, "multiplier", None), multipliers.PerRecurrence)
         by_r = held_out(result, runs.r) if not free and len(runs.recurrences) > 2 else None
         errors = (held_out(result, runs.budget), held_out(result, runs.cell), by_r)
@@ -233,4 +245,53 @@ def compare_laws(runs: Runs, laws: Sequence[Law], **search: Any) -> tuple[RivalF
         parameters = result.parameters
         rows.append(RivalFit(result.law.name, parameters, len(parameters), *quality, *errors, *doubt))
     best = min((row.aicc for row in rows if math.isfinite(row.aicc)), default=math.nan)
-    return tuple(replace(row, aicc_difference=row.aicc - best) for row in rows)
+    rows = [replace(row, aicc_difference=row.aicc - best) for row in rows]
+    if grids and 0 in results:
+        first = Fitted(results[0].law, results[0].theta)
+        rivals = {i: Fitted(result.law, result.theta) for i, result in results.items() if i}
+        drawing = {"grids": grids, "seed": search.get("seed", 0), "workers": search.get("workers")}
+        for i, more in judge_rivals(
+            first, rivals, first.law.inputs(runs), np.log(runs.val_loss), runs.cell, **drawing
+        ).items():
+            rows[i] = replace(rows[i], **more)
+    return tuple(rows)
+
+
+def judge_rivals(
+    first: Fitted,
+    rivals: Mapping[int, Fitted],
+    x: Inputs,
+    log_loss: np.ndarray,
+    cell: np.ndarray,
+    *,
+    grids: int,
+    seed: int,
+    workers: int | None = None,
+) -> dict[int, dict[str, Any]]:
+    """`claim` and `share_of_any` for every rival of the first law; those with fewer parameters have only the claim.
+
+    The grids of each claim have the noise that its richer law leaves, made of the same normal numbers: the smallest
+    share of any rival on one grid then says how often chance gives that much to one of so many
+    (Westfall and Young's single step).
+    """
+    claims: dict[int, Claim] = {}
+    simulated: dict[int, np.ndarray] = {}
+    for i, rival in rivals.items():
+        fewer = len(rival.theta) < len(first.theta)
+        pair = (rival, first) if fewer else (first, rival)
+        noise = noise_left(pair[1], x, log_loss, cell)
+        drawn = simulated_gains(pair[0], [pair[1]], x, cell, noise, grids, seed, workers)[0]
+        lowest = [objectives(one.law, one.theta[None], x, log_loss)[0] for one in pair]
+        seen = float(gain(*lowest))
+        claims[i] = Claim(pair[0].law.name, pair[1].law.name, seen, share(seen, drawn), grids)
+        if not fewer:
+            simulated[i] = drawn
+    found: dict[int, dict[str, Any]] = {i: {"claim": claim} for i, claim in claims.items()}
+    if simulated:
+        # The share that each grid would have among the others, and the smallest of any rival.
+        shares = [(len(d) - np.searchsorted(np.sort(d), d)) / len(d) for d in simulated.values()]
+        smallest = np.min(shares, axis=0)
+        for i in simulated:
+            as_small = int((smallest <= claims[i].share).sum())
+            found[i]["share_of_any"] = (1 + as_small) / (1 + grids)
+    return found

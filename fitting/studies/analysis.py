@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fitting.data.plain import optional, plain
+from fitting.data.plain import added, optional, plain
 from fitting.data.provenance import Provenance
 from fitting.data.runs import CELLS_BY_BUDGET, Exclusion, Runs
 from fitting.data.splits import INJECTION_ONCE, PAPER, REGRESSED
@@ -68,6 +68,8 @@ class Settings:
     """From where on a fit is doubted; None: only if the search failed, as in reports from before there were limits."""
     sensitivity: bool = True
     """Whether the law is also fitted with other thresholds of Huber's function."""
+    grids: int = added(200, before=0)
+    """Simulated grids behind each claim about rival laws; 0 leaves only AICc."""
 
 
 @dataclass(frozen=True)
@@ -249,7 +251,9 @@ def analyse(
         scatter = {"refused": str(error)}
     if settings.rivals and settings.resamples and isinstance(result.law, JointLaw):
         progress("rival laws")
-        more["laws"] = diagnostics.compare_laws(runs, diagnostics.rival_laws(law.split), **search)
+        more["laws"] = diagnostics.compare_laws(
+            runs, diagnostics.rival_laws(law.split), grids=settings.grids, **search
+        )
     progress("allocation")
     cells_curves = parabolas(runs, result.law)
     return Analysis(
