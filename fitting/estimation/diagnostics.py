@@ -197,7 +197,7 @@ class RivalFit:
     aicc_difference: float = math.nan
     """AICc above that of the best form."""
     claim: Claim | None = optional()
-    """Of this form and the first: that the one with more parameters is better; that this one is, if both have as many."""
+    """That of this form and the first the one with more parameters is better; of two with as many, this one."""
     share_of_any: float | None = optional()
     """Share of grids drawn from the first form in which the best claim of any rival is as strong as this one's."""
 

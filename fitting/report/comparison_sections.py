@@ -98,8 +98,8 @@ def _extra_runs(found: Comparison) -> Section:
     header = ["arm", "r", "d_model", "budget", "tokens", "difference (nats)", "in standard deviations"]
     note = (
         f"Single runs whose losses '{claim.simpler}' and '{claim.richer}' (as fitted) predict most differently, "
-        "against the noise of a run and the prediction's own error; 2.8 standard deviations tell the two apart in four of "
-        "five cases."
+        "against the noise of a run and the prediction's own error; 2.8 standard deviations tell the two apart "
+        "in four of five cases."
     )
     if found.extra_runs[0].separation < 1:
         note += " None of these would do so alone: try larger --more-budgets, --more-widths, or repeats."
