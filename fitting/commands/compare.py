@@ -90,7 +90,7 @@ def derive(
     excluded = None
     if list(map(len, arms)) != list(map(len, with_them)):
         try:
-            other = compare(*with_them, **{**search, "resamples": 0})
+            other = compare(*with_them, **{**search, "resamples": 0, "grids": 0})
         except FitError as error:
             excluded = PairedWithExcluded(None, "not defined", str(error))
         else:

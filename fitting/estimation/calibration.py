@@ -52,6 +52,15 @@ class Claim:
         return self.share < LEVEL
 
 
+def check_grids(grids: int) -> None:
+    """Raise `FitError` where so many grids, if any, are too few for a verdict."""
+    if 0 < grids < FEWEST_GRIDS:
+        raise FitError(
+            f"{grids} simulated grids give no verdict at the level of {LEVEL:.0%}. Ask for at least {FEWEST_GRIDS}, or "
+            "for 0 and the rule of AICc, whose error rate is not known"
+        )
+
+
 def noise_left(fitted: Fitted, x: Inputs, log_loss: np.ndarray, cell: np.ndarray) -> Noise:
     """The noise of runs and cells (n,) in the residuals of a fit to `log_loss` (n,)."""
     predicted, jacobian = (part[0] for part in fitted.law.log_loss_and_gradient(fitted.theta[None], x))
@@ -80,14 +89,8 @@ def simulated_gains(
 ) -> np.ndarray:
     """log(Q simpler / Q richer), (K, R), on grids drawn from the simpler law with `noise` over cells (n,).
 
-    A refit starts from the law's coordinates on the runs alone: a test shows that more starts find the same. Raises
-    `FitError` for too few grids.
+    A refit starts from the law's coordinates on the runs alone: a test shows that more starts find the same.
     """
-    if grids < FEWEST_GRIDS:
-        raise FitError(
-            f"{grids} simulated grids give no verdict at the level of {LEVEL:.0%}. Ask for at least {FEWEST_GRIDS}, or "
-            "for 0 and the rule of AICc, whose error rate is not known"
-        )
     drawn = noise.draw(cell, grids, np.random.default_rng(seed))
     observed = simpler.law.log_loss_and_gradient(simpler.theta[None], x)[0] + drawn
     weights = np.ones(observed.shape)

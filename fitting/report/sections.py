@@ -326,8 +326,8 @@ def _judged(laws: Sequence[RivalFit]) -> str:
     claims = [law.claim for law in laws if law.claim]
     text = (
         f"Gain: log of the ratio of objectives, of the law with fewer parameters over that with more. By chance: the "
-        f"share of {claims[0].grids} grids drawn from the former, with the noise of runs and cells that the latter "
-        "leaves, in which the gain is as large. "
+        f"share of {claims[0].grids} grids drawn from the former, with the noise of runs and cells that it leaves, "
+        "in which the gain is as large. "
     )
     if not rivals:
         return text.strip()

@@ -16,6 +16,7 @@ from fitting.data.runs import CELLS_BY_BUDGET, Exclusion, Runs
 from fitting.data.splits import INJECTION_ONCE, PAPER, REGRESSED
 from fitting.errors import FitError
 from fitting.estimation import diagnostics
+from fitting.estimation.calibration import check_grids
 from fitting.estimation.diagnostics import (
     Attempt,
     GroupResidual,
@@ -190,6 +191,7 @@ def analyse(
     """
     law = law or JointLaw()
     settings = settings or Settings()
+    check_grids(settings.grids)
     drawing: dict[str, Any] = {"seed": settings.seed, "workers": settings.workers}
     delta = math.inf if settings.delta is None else settings.delta
     search = {"starts": settings.starts, "delta": delta, **drawing}

@@ -18,7 +18,16 @@ from fitting.data.plain import added, optional, plain
 from fitting.data.provenance import Provenance
 from fitting.data.runs import Exclusion, Runs
 from fitting.data.splits import PAPER, Split
-from fitting.estimation.calibration import Claim, Fitted, gain, noise_left, objectives, share, simulated_gains
+from fitting.estimation.calibration import (
+    Claim,
+    Fitted,
+    check_grids,
+    gain,
+    noise_left,
+    objectives,
+    share,
+    simulated_gains,
+)
 from fitting.estimation.diagnostics import aicc
 from fitting.estimation.fits import fit_inputs
 from fitting.estimation.noise import Noise
@@ -27,7 +36,7 @@ from fitting.estimation.results import FitResult, Interval
 from fitting.estimation.solver import Problem, minimise
 from fitting.laws import Inputs, JointLaw, Law, LossShift, Power, StudyPower
 from fitting.studies.arms import Arms, Channels, channels, matched_pairs
-from fitting.studies.extra_runs import ExtraRun, extra_runs
+from fitting.studies.extra_runs import ExtraRun, check_further, extra_runs
 
 TELLING = 4.0
 """AICc difference from which one reading is preferred where no grids are drawn, as in older reports."""
@@ -187,6 +196,8 @@ def compare(
 
     Raises `FitError` when nothing is shared, r = 1 is missing, an arm mixes architectures, or grids are too few.
     """
+    check_grids(grids)
+    check_further(more_budgets, more_widths)
     arms = Arms.of(baseline, study, split)
     search: dict[str, Any] = {"starts": starts, "seed": seed, "workers": workers}
     power, paired_law = JointLaw(Power(), split), JointLaw(StudyPower(), split)
@@ -279,7 +290,7 @@ def calibrate(
     seed: int,
     workers: int | None = None,
 ) -> Calibration:
-    """The claims about the four readings, fitted to log_loss (n,) with cells (n,). Raises `FitError`: too few grids."""
+    """The claims about the four readings, fitted to log_loss (n,) with cells (n,), each on so many grids."""
     noise = noise_left(fitted["both"], x, log_loss, cell)
     lowest = {name: objectives(law, theta[None], x, log_loss) for name, (law, theta) in fitted.items()}
 

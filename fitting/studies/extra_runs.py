@@ -28,6 +28,13 @@ class ExtraRun:
     separation: float
 
 
+def check_further(more_budgets: Sequence[float], more_widths: Sequence[float]) -> None:
+    """Raise `FitError` unless the further budgets and widths at which to try runs are positive."""
+    for name, values in (("budget", more_budgets), ("width", more_widths)):
+        if not all(np.isfinite(v) and v > 0 for v in values):
+            raise FitError(f"A further {name} must be positive, not {', '.join(f'{v:g}' for v in values)}")
+
+
 def extra_runs(
     arms: Arms,
     first: Fitted,
@@ -39,11 +46,8 @@ def extra_runs(
     """Runs of either arm that the two fits predict most differently, the best first.
 
     They are tried at every r > 1, width and budget of the arm's runs and at the further ones given, where tokens per
-    parameter stay within the range of the runs. Raises `FitError` where a further one is not positive.
+    parameter stay within the range of the runs.
     """
-    for name, values in (("budget", more_budgets), ("width", more_widths)):
-        if not all(np.isfinite(v) and v > 0 for v in values):
-            raise FitError(f"A further {name} must be positive, not {', '.join(f'{v:g}' for v in values)}")
     runs, found = arms.runs, []
     slope = first.law.log_loss_and_gradient(first.theta[None], arms.x)[1][0]
     scale = np.linalg.norm(slope, axis=1)
