@@ -12,17 +12,11 @@ from fitting.errors import FitError
 
 T = TypeVar("T")
 _LEFT_OUT = "left out of JSON where it is None"
-_BEFORE = "its value in JSON from before it was there"
 
 
 def optional() -> Any:
     """A field of a dataclass that may be None and then has no key in JSON."""
     return field(default=None, metadata={_LEFT_OUT: True})
-
-
-def added(default: Any, before: Any) -> Any:
-    """A field with a default that JSON from before it was there lacks: what wrote that behaved as with `before`."""
-    return field(default=default, metadata={_BEFORE: before})
 
 
 def plain(value: Any) -> Any:
@@ -67,14 +61,12 @@ def _read(kind: Any, value: Any, where: str) -> Any:
     elif origin is dict and isinstance(value, dict):
         return {key: _read(parts[1], item, f"{where}.{key}") for key, item in value.items()}
     elif isinstance(kind, type) and is_dataclass(kind) and isinstance(value, dict):
-        types, required, before = _fields_of(kind)
+        types, required = _fields_of(kind)
         missing = [name for name in required if name not in value]
         if missing:
             raise FitError(f"{where} has no {missing[0]!r}")
         known = {name: part for name, part in types.items() if name in value}
-        return kind(
-            **before | {name: _read(part, value[name], f"{where}.{name}") for name, part in known.items()}
-        )
+        return kind(**{name: _read(part, value[name], f"{where}.{name}") for name, part in known.items()})
     elif kind is float and value is None:
         return math.nan
     elif kind in (int, float, str, bool) and isinstance(value, int | float if kind is float else kind):
@@ -84,9 +76,8 @@ def _read(kind: Any, value: Any, where: str) -> Any:
 
 
 @lru_cache
-def _fields_of(kind: Any) -> tuple[dict[str, Any], list[str], dict[str, Any]]:
-    """Types of a dataclass's fields by name, the names of those that have no default, and the values `added` keeps."""
+def _fields_of(kind: Any) -> tuple[dict[str, Any], list[str]]:
+    """Types of a dataclass's fields by name, and the names of those that have no default."""
     hints, own = get_type_hints(kind), fields(kind)
     required = [f.name for f in own if f.default is MISSING and f.default_factory is MISSING]
-    before = {f.name: f.metadata[_BEFORE] for f in own if _BEFORE in f.metadata}
-    return {f.name: hints[f.name] for f in own}, required, before
+    return {f.name: hints[f.name] for f in own}, required

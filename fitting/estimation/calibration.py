@@ -15,7 +15,7 @@ import numpy as np
 
 from fitting.errors import FitError
 from fitting.estimation.noise import Noise, estimated
-from fitting.estimation.objective import huber
+from fitting.estimation.objective import DELTA, huber
 from fitting.estimation.resampling import refit
 from fitting.laws import Inputs, Law
 
@@ -27,10 +27,11 @@ _ROUNDING = 1e-22
 
 
 class Fitted(NamedTuple):
-    """A law and its best coordinates (P,) on some runs."""
+    """A law and its best coordinates (P,) on some runs, and where the objective's Huber function turns linear."""
 
     law: Law
     theta: np.ndarray
+    delta: float = DELTA
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,11 @@ def gain(simpler: np.ndarray, richer: np.ndarray) -> np.ndarray:
     return np.asarray(np.log(np.maximum(simpler, _ROUNDING) / np.maximum(richer, _ROUNDING)))
 
 
-def objectives(law: Law, theta: np.ndarray, x: Inputs, log_loss: np.ndarray) -> np.ndarray:
+def objectives(
+    law: Law, theta: np.ndarray, x: Inputs, log_loss: np.ndarray, delta: float = DELTA
+) -> np.ndarray:
     """The objective (R,) of theta (R, P) on log_loss (R, n) or (n,)."""
-    return np.asarray(huber(law.log_loss_and_gradient(theta, x)[0] - log_loss).sum(axis=1))
+    return np.asarray(huber(law.log_loss_and_gradient(theta, x)[0] - log_loss, delta).sum(axis=1))
 
 
 def simulated_gains(
@@ -96,8 +99,8 @@ def simulated_gains(
     weights = np.ones(observed.shape)
 
     def best(one: Fitted) -> np.ndarray:
-        theta = refit(one.law, x, observed, one.theta, weights, seed, workers, perturbed=0)
-        return objectives(one.law, theta, x, observed)
+        theta = refit(one.law, x, observed, one.theta, weights, seed, workers, one.delta, perturbed=0)
+        return objectives(one.law, theta, x, observed, one.delta)
 
     lowest = best(simpler)
     return np.array([gain(lowest, best(one)) for one in richer])

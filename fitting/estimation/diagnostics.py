@@ -246,8 +246,8 @@ def compare_laws(
     best = min((row.aicc for row in rows if math.isfinite(row.aicc)), default=math.nan)
     rows = [replace(row, aicc_difference=row.aicc - best) for row in rows]
     if grids and 0 in results:
-        first = Fitted(results[0].law, results[0].theta)
-        rivals = {i: Fitted(result.law, result.theta) for i, result in results.items() if i}
+        first = Fitted(results[0].law, results[0].theta, results[0].delta)
+        rivals = {i: Fitted(result.law, result.theta, result.delta) for i, result in results.items() if i}
         drawing = {"grids": grids, "seed": search.get("seed", 0), "workers": search.get("workers")}
         for i, more in judge_rivals(
             first, rivals, first.law.inputs(runs), np.log(runs.val_loss), runs.cell, **drawing
@@ -279,7 +279,7 @@ def judge_rivals(
         return simulated_gains(simpler, richer, x, cell, noise, grids, seed, workers)
 
     def lowest(one: Fitted) -> np.ndarray:
-        return objectives(one.law, one.theta[None], x, log_loss)[0]
+        return objectives(one.law, one.theta[None], x, log_loss, one.delta)[0]
 
     richer = [i for i, rival in rivals.items() if len(rival.theta) >= len(first.theta)]
     drawn = gains(first, [rivals[i] for i in richer]) if richer else np.empty((0, grids))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fitting.data.plain import added, optional, plain
+from fitting.data.plain import optional, plain
 from fitting.data.provenance import Provenance
 from fitting.data.runs import CELLS_BY_BUDGET, Exclusion, Runs
 from fitting.data.splits import INJECTION_ONCE, PAPER, REGRESSED
@@ -69,7 +69,7 @@ class Settings:
     """From where on a fit is doubted; None: only if the search failed, as in reports from before there were limits."""
     sensitivity: bool = True
     """Whether the law is also fitted with other thresholds of Huber's function."""
-    grids: int = added(200, before=0)
+    grids: int = 200
     """Simulated grids behind each claim about rival laws; 0 leaves only AICc."""
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fitting.data.plain import added, optional, plain
+from fitting.data.plain import optional, plain
 from fitting.data.provenance import Provenance
 from fitting.data.runs import Exclusion, Runs
 from fitting.data.splits import PAPER, Split
@@ -94,7 +94,7 @@ class CompareSettings:
     seed: int
     resamples: int
     workers: int | None
-    grids: int = added(200, before=0)
+    grids: int = 200
     """Simulated grids behind each claim; 0 prefers a reading by AICc alone."""
     more_budgets: tuple[float, ...] = ()
     more_widths: tuple[float, ...] = ()
@@ -233,7 +233,7 @@ def compare(
     calibration, extra = None, None
     if grids and all(math.isfinite(reading.aicc) for reading in readings):
         progress(f"readings, judged on {grids} grids drawn from each simpler one")
-        fitted = {name: Fitted(r.law, r.theta) for name, r in found.items()}
+        fitted = {name: Fitted(r.law, r.theta, r.delta) for name, r in found.items()}
         calibration = calibrate(
             fitted,
             arms.x,
@@ -292,7 +292,9 @@ def calibrate(
 ) -> Calibration:
     """The claims about the four readings, fitted to log_loss (n,) with cells (n,), each on so many grids."""
     noise = noise_left(fitted["both"], x, log_loss, cell)
-    lowest = {name: objectives(law, theta[None], x, log_loss) for name, (law, theta) in fitted.items()}
+    lowest = {
+        name: objectives(law, theta[None], x, log_loss, delta) for name, (law, theta, delta) in fitted.items()
+    }
 
     def claim(simpler: str, *richer: str) -> Claim:
         best = min(richer, key=lambda name: float(lowest[name][0]))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from fitting.data.plain import added, optional, plain, read
+from fitting.data.plain import optional, plain, read
 from fitting.errors import FitError
 
 
@@ -60,14 +60,3 @@ def test_what_is_none_is_null_or_has_no_key_and_nan_comes_back():
 def test_the_first_place_that_holds_something_else_is_named(change, words):
     with pytest.raises(FitError, match=words):
         read(Outer, plain(FULL) | change, "it")
-
-
-@dataclass(frozen=True)
-class Grown:
-    old: int
-    new: int = added(200, before=0)
-
-
-def test_json_from_before_a_field_was_there_says_what_was_done_then():
-    assert Grown(1).new == 200 and read(Grown, plain(Grown(1))).new == 200
-    assert read(Grown, {"old": 1}) == Grown(1, 0)

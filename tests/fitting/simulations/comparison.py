@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -28,13 +27,12 @@ from fitting.published import load_grid
 from fitting.report.document import table
 from fitting.studies.arms import Arms
 from fitting.studies.comparison import Reading, calibrate, judge
+from tests.fitting.simulations.grids import NANO, NANO_NOISE, PAPER_NOISE
 
-RESULTS = Path(__file__).parents[3] / "results"
 INNER = 100
 """Grids drawn for every claim: half of the default of `fitting compare`, at the same 5% (5 of 101)."""
 PAPER_VALUES = {"A": 28.13, "alpha": 0.1996, "B": 928.1, "beta": 0.3693, "E": 1.5697, "phi": 0.4332}
 NANO_VALUES = {"A": 19.72, "alpha": 0.2837, "B": 149.6, "beta": 0.3852, "E": 2.2221, "phi": 0.7732}
-PAPER_NOISE, NANO_NOISE = Noise(0.003, 0.0026), Noise(0.012, 0.012)
 TRUTHS = {"no change": (0.0, 0.0), "delta phi .1": (0.1, 0.0), "shift .03": (0.0, 0.03)}
 RIGHT = {"no change": "neither", "delta phi .1": "delta phi", "shift .03": "shift"}
 
@@ -60,7 +58,7 @@ def paper_arms() -> tuple[Runs, Runs]:
 
 def nano_arms() -> tuple[Runs, Runs]:
     """The committed nano grid, and the same with hyperconnection lanes."""
-    return load_runs(RESULTS / "nano_iso_depth"), load_runs(RESULTS / "nano_hyperconnections")
+    return load_runs(NANO), load_runs(NANO.parent / "nano_hyperconnections")
 
 
 def fitted(
@@ -118,7 +116,7 @@ def spurious_rivals(
         judged = judge_rivals(at[first], rivals, x, observed[i], runs.cell, grids=INNER, seed=i, workers=1)
         called += any(row["share_of_any"] < 0.05 for row in judged.values())
         scores = []
-        for law, point in at.values():
+        for law, point, _ in at.values():
             lowest = objectives(law, point[None], x, observed[i])[0]
             scores.append(aicc(SimpleNamespace(runs=len(x), parameters=law.named(point), objective=lowest)))
         by_aicc += scores[0] - min(scores) > 4
