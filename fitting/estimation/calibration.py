@@ -1,7 +1,7 @@
 """Claims with an error rate: how often a law's gain over a simpler one would be as large if the simpler one were true.
 
 AICc takes residuals as independent, and finds gains above 4 in many times the nominal share of grids. Here both laws
-are fitted again to grids drawn from the simpler one, with the noise of runs and cells that is left in the residuals.
+are fitted again to grids drawn from the simpler one, with the noise of runs and cells that it leaves in the residuals.
 Shapes: n runs, P parameters, K laws, R simulated grids.
 """
 
@@ -46,6 +46,8 @@ class Claim:
     gain: float
     share: float
     grids: int
+    noise: Noise
+    """Of those grids: what the simpler law leaves in the log-losses."""
 
     @property
     def holds(self) -> bool:

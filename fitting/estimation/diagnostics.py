@@ -275,8 +275,9 @@ def judge_rivals(
     """
 
     def gains(simpler: Fitted, richer: Sequence[Fitted]) -> np.ndarray:
-        noise = noise_left(simpler, x, log_loss, cell)
-        return simulated_gains(simpler, richer, x, cell, noise, grids, seed, workers)
+        return simulated_gains(
+            simpler, richer, x, cell, noise_left(simpler, x, log_loss, cell), grids, seed, workers
+        )
 
     def lowest(one: Fitted) -> np.ndarray:
         return objectives(one.law, one.theta[None], x, log_loss, one.delta)[0]
@@ -289,7 +290,14 @@ def judge_rivals(
         pair = (first, rival) if i in simulated else (rival, first)
         by_chance = simulated[i] if i in simulated else gains(rival, [first])[0]
         seen = float(gain(*map(lowest, pair)))
-        claims[i] = Claim(pair[0].law.name, pair[1].law.name, seen, share(seen, by_chance), grids)
+        claims[i] = Claim(
+            pair[0].law.name,
+            pair[1].law.name,
+            seen,
+            share(seen, by_chance),
+            grids,
+            noise_left(pair[0], x, log_loss, cell),
+        )
     found: dict[int, dict[str, Any]] = {i: {"claim": claim} for i, claim in claims.items()}
     if simulated:
         # The share that each grid would have among the others, and the smallest of any rival.

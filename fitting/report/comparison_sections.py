@@ -69,25 +69,32 @@ def _readings(found: Comparison) -> Section:
     table = Table(["reading", "delta phi", "shift (nats)", "AICc", "status"], rows)
     warnings = [f"Warning: {warning}" for warning in found.warnings]
     parts: list[str | Table] = [table, f"Verdict: {found.verdict}", *warnings]
-    if found.calibration:
+    if found.claims:
         claims = [
-            [c.richer, c.simpler, f"{c.gain:.4f}", f"{c.share:.1%}", str(c.grids)]
-            for c in found.calibration.claims
+            [
+                c.richer,
+                c.simpler,
+                f"{c.gain:.4f}",
+                f"{c.share:.1%}",
+                f"{c.grids}",
+                f"{c.noise.run:.4f}",
+                f"{c.noise.cell:.4f}",
+            ]
+            for c in found.claims
         ]
-        header = ["reading", "against", "gain", "as large by chance", "grids"]
-        noise = found.calibration.noise
+        header = ["reading", "against", "gain", "as large by chance", "grids", "noise of runs", "of cells"]
         parts[1:1] = [
             Table(header, claims),
-            "Gain: log of the ratio of objectives. By chance: the share of grids drawn from the simpler reading, with "
-            f"the noise that 'both' leaves in log-loss ({noise.run:.4f} per run, {noise.cell:.4f} per cell of (budget, "
-            "r, arm)), in which the gain is as large. A verdict needs less than 5%.",
+            "Gain: log of the ratio of objectives. By chance: the share of grids drawn from the reading it is held "
+            "against, with the noise that this leaves in log-loss (of runs, and of cells of budget, r and arm), in "
+            "which the gain is as large. A verdict needs less than 5%.",
         ]
     return Section("Readings of the difference", parts)
 
 
 def _extra_runs(found: Comparison) -> Section:
-    assert found.calibration and found.extra_runs
-    claim = next(claim for claim in found.calibration.claims if not claim.holds)
+    assert found.claims and found.extra_runs
+    claim = next(claim for claim in found.claims if not claim.holds)
     rows: list[Row] = [
         [
             e.arm, f"{e.r:g}", f"{e.d_model:g}", f"{e.budget:.3g}", f"{e.tokens:.3g}", f"{e.difference:+.4f}",

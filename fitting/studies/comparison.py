@@ -30,7 +30,6 @@ from fitting.estimation.calibration import (
 )
 from fitting.estimation.diagnostics import aicc
 from fitting.estimation.fits import fit_inputs
-from fitting.estimation.noise import Noise
 from fitting.estimation.resampling import draw_counts, percentile_interval, refit, widened
 from fitting.estimation.results import FitResult, Interval
 from fitting.estimation.solver import Problem, minimise
@@ -102,18 +101,6 @@ class CompareSettings:
 
 
 @dataclass(frozen=True)
-class Calibration:
-    """What the verdict rests on: the noise left by the richest reading, and the claims that were judged with it.
-
-    They are a change against none, the better change against the other, and both changes against the better one; the
-    last two only if the first holds.
-    """
-
-    noise: Noise
-    claims: tuple[Claim, ...]
-
-
-@dataclass(frozen=True)
 class PairedWithExcluded:
     """The paired delta phi with the runs that --exclude takes out. If it is None, `message` says why."""
 
@@ -147,7 +134,9 @@ class Comparison:
     warnings: tuple[str, ...] = ()
     points: tuple[Point, ...] = ()
     with_excluded_runs: PairedWithExcluded | None = optional()
-    calibration: Calibration | None = optional()
+    claims: tuple[Claim, ...] | None = optional()
+    """What the verdict rests on: a change against none; if that holds, the better change against the other, and both
+    against the better one. None: AICc decided."""
     extra_runs: tuple[ExtraRun, ...] | None = optional()
     """Where the runs cannot tell two readings apart: the added runs that would do most."""
     provenance: Provenance | None = optional()
@@ -230,11 +219,11 @@ def compare(
     for name, r in found.items():
         changes = r.parameters.get("delta_phi"), r.parameters.get("shift")
         readings.append(Reading(name, *changes, r.objective, aicc(r), r.trusted, r.message, r.parameters))
-    calibration, extra = None, None
+    claims, extra = None, None
     if grids and all(math.isfinite(reading.aicc) for reading in readings):
         progress(f"readings, judged on {grids} grids drawn from each simpler one")
         fitted = {name: Fitted(r.law, r.theta, r.delta) for name, r in found.items()}
-        calibration = calibrate(
+        claims = judge_readings(
             fitted,
             arms.x,
             np.log(arms.runs.val_loss),
@@ -243,11 +232,11 @@ def compare(
             seed=seed,
             workers=workers,
         )
-        untold = next((claim for claim in calibration.claims[:2] if not claim.holds), None)
+        untold = next((claim for claim in claims[:2] if not claim.holds), None)
         if untold:
             pair = fitted[untold.simpler], fitted[untold.richer]
-            extra = extra_runs(arms, *pair, calibration.noise, more_budgets, more_widths)[:EXTRA_RUNS]
-    preferred, verdict = judge(tuple(readings), calibration)
+            extra = extra_runs(arms, *pair, untold.noise, more_budgets, more_widths)[:EXTRA_RUNS]
+    preferred, verdict = judge(tuple(readings), claims)
     pairs = matched_pairs(arms.x.study, arms.runs.r, arms.runs.d_model, arms.runs.budget)
     at = (arms.runs.val_loss, arms.runs.d_model, arms.runs.budget)
     parts = channels(pairs, arms.x, *at, paired.parameters, points["paired"]) if pairs else ()
@@ -275,12 +264,12 @@ def compare(
         excluded=arms.dropped,
         warnings=arms.warnings,
         points=_points(arms, paired),
-        calibration=calibration,
+        claims=claims,
         extra_runs=extra,
     )
 
 
-def calibrate(
+def judge_readings(
     fitted: Mapping[str, Fitted],
     x: Inputs,
     log_loss: np.ndarray,
@@ -289,9 +278,8 @@ def calibrate(
     grids: int,
     seed: int,
     workers: int | None = None,
-) -> Calibration:
+) -> tuple[Claim, ...]:
     """The claims about the four readings, fitted to log_loss (n,) with cells (n,), each on so many grids."""
-    noise = noise_left(fitted["both"], x, log_loss, cell)
     lowest = {
         name: objectives(law, theta[None], x, log_loss, delta) for name, (law, theta, delta) in fitted.items()
     }
@@ -299,34 +287,35 @@ def calibrate(
     def claim(simpler: str, *richer: str) -> Claim:
         best = min(richer, key=lambda name: float(lowest[name][0]))
         rivals = [fitted[name] for name in richer]
+        noise = noise_left(fitted[simpler], x, log_loss, cell)
         simulated = simulated_gains(fitted[simpler], rivals, x, cell, noise, grids, seed, workers).max(axis=0)
         seen = float(gain(lowest[simpler], lowest[best])[0])
-        return Claim(simpler, best, seen, share(seen, simulated), grids)
+        return Claim(simpler, best, seen, share(seen, simulated), grids, noise)
 
     change = claim("neither", "delta phi", "shift")
     if not change.holds:
-        return Calibration(noise, (change,))
+        return (change,)
     best = change.richer
     other = "shift" if best == "delta phi" else "delta phi"
-    return Calibration(noise, (change, claim(other, best), claim(best, "both")))
+    return change, claim(other, best), claim(best, "both")
 
 
-def judge(readings: tuple[Reading, ...], calibration: Calibration | None) -> tuple[str, str]:
+def judge(readings: tuple[Reading, ...], claims: tuple[Claim, ...] | None) -> tuple[str, str]:
     """(preferred reading, sentence): a change of phi, a constant shift, neither, or not to be told apart.
 
-    Without a calibration AICc decides. The sentence names every reading whose fit is not to be trusted.
+    Without claims AICc decides. The sentence names every reading whose fit is not to be trusted.
     """
-    preferred, sentence = _by_grids(readings, calibration) if calibration else _by_aicc(readings)
+    preferred, sentence = _by_grids(readings, claims) if claims else _by_aicc(readings)
     doubtful = [f"'{reading.name}'" for reading in readings if not reading.trusted]
     if doubtful:
         sentence += f"; not to be trusted, because of the status of {', '.join(doubtful)}"
     return preferred, sentence + "."
 
 
-def _by_grids(readings: tuple[Reading, ...], calibration: Calibration) -> tuple[str, str]:
+def _by_grids(readings: tuple[Reading, ...], claims: tuple[Claim, ...]) -> tuple[str, str]:
     by = {reading.name: reading for reading in readings}
     values = f"delta phi alone {by['delta phi'].delta_phi:+.4f}, shift alone {by['shift'].shift:+.4f} nats"
-    change, *more = calibration.claims
+    change, *more = claims
     of = f"{change.grids} simulated grids"
     if not change.holds:
         text = f"no change is needed to explain the study: of {of} without one, {change.share:.1%} gain as much by"

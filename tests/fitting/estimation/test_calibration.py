@@ -53,7 +53,7 @@ def test_residuals_of_nothing_still_give_a_noise_that_can_be_drawn():
 def test_a_share_counts_the_runs_themselves():
     assert share(2.0, np.array([1.0, 2.0, 3.0])) == 0.75
     assert share(9.0, np.zeros(199)) == 1 / 200
-    assert Claim("a", "b", 1.0, 0.049, 100).holds and not Claim("a", "b", 1.0, 0.05, 100).holds
+    assert Claim("a", "b", 1.0, 0.049, 100, NOISE).holds and not Claim("a", "b", 1.0, 0.05, 100, NOISE).holds
 
 
 def test_gains_are_those_of_full_searches_on_the_same_grids():

@@ -139,7 +139,7 @@ def test_a_report_from_before_there_were_grids_keeps_its_rule_and_passes(
     stored = json.loads(path.read_text())
     for name in ("grids", "more_budgets", "more_widths"):
         del stored["settings"][name]
-    assert "calibration" not in stored and "in AICc" in stored["verdict"]
+    assert "claims" not in stored and "in AICc" in stored["verdict"]
     path.write_text(json.dumps(stored))
     status, out = verify(capsys, copied)
     assert status == 0, out

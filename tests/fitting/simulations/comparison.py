@@ -26,7 +26,7 @@ from fitting.laws import Inputs, JointLaw, Law, LossShift, Power, StudyPower
 from fitting.published import load_grid
 from fitting.report.document import table
 from fitting.studies.arms import Arms
-from fitting.studies.comparison import Reading, calibrate, judge
+from fitting.studies.comparison import Reading, judge, judge_readings
 from tests.fitting.simulations.grids import NANO, NANO_NOISE, PAPER_NOISE
 
 INNER = 100
@@ -93,8 +93,8 @@ def verdicts(
             changes = named.get("delta_phi"), named.get("shift")
             readings.append(Reading(name, *changes, lowest[name][i], score, True, ""))
         at = {name: Fitted(law, theta[name][i]) for name, law in READINGS.items()}
-        calibration = calibrate(at, x, observed[i], arms.own_cells, grids=INNER, seed=i, workers=1)
-        found.append((judge(tuple(readings), calibration)[0], judge(tuple(readings), None)[0]))
+        claims = judge_readings(at, x, observed[i], arms.own_cells, grids=INNER, seed=i, workers=1)
+        found.append((judge(tuple(readings), claims)[0], judge(tuple(readings), None)[0]))
     return found
 
 

@@ -17,7 +17,7 @@ from fitting.laws import Inputs, JointLaw, LossShift, Power, StudyPower
 from fitting.published import load_grid
 from fitting.report.report import text
 from fitting.studies.arms import Arms
-from fitting.studies.comparison import Calibration, Reading, compare, judge
+from fitting.studies.comparison import Reading, compare, judge
 
 GRID = load_grid().where("budget<=4.64e18")
 LAW = JointLaw()
@@ -177,8 +177,10 @@ READINGS = tuple(
 ])  # fmt: skip
 def test_a_verdict_needs_less_than_one_grid_in_twenty(shares, preferred, words):
     pairs = ("neither", "shift"), ("delta phi", "shift"), ("shift", "both")
-    claims = tuple(Claim(*pair, 0.1, share, 200) for pair, share in zip(pairs, shares, strict=False))
-    found, sentence = judge(READINGS, Calibration(Noise(0.003), claims))
+    claims = tuple(
+        Claim(*pair, 0.1, share, 200, Noise(0.003)) for pair, share in zip(pairs, shares, strict=False)
+    )
+    found, sentence = judge(READINGS, claims)
     assert found == preferred and words in sentence
     assert ("not to be told apart" in sentence) == (preferred == "undecided")
 
@@ -187,8 +189,8 @@ def test_claims_are_those_of_a_plain_loop(shifted):
     arms = Arms.of(made(PHI), study(PHI, shift=0.03), PAPER)
     # cells of (budget, r, arm): 4 budgets of r=1 once and of three other r in each arm
     assert len(np.unique(arms.own_cells)) == 28 and arms.cells == 16
-    assert shifted.calibration.noise.run == pytest.approx(0.002, rel=0.2)
-    change, apart, both = shifted.calibration.claims
+    assert shifted.claims[2].noise.run == pytest.approx(0.002, rel=0.2)
+    change, apart, both = shifted.claims
     assert (change.simpler, change.richer) == ("neither", "shift") and change.holds and apart.holds
     assert (apart.simpler, both.simpler, both.richer) == ("delta phi", "shift", "both") and not both.holds
     assert shifted.extra_runs is None
@@ -198,16 +200,14 @@ def test_claims_are_those_of_a_plain_loop(shifted):
     law = LossShift(JointLaw(Power(), PAPER))
     theta = law.to_theta(by["shift"].parameters)
     clean = law.log_loss_and_gradient(theta[None], arms.x)[0][0]
-    drawn = shifted.calibration.noise.draw(arms.own_cells, 200, np.random.default_rng(0))
+    drawn = both.noise.draw(arms.own_cells, 200, np.random.default_rng(0))
     simpler, richer = law, LossShift(JointLaw(StudyPower(), PAPER))
     for k in (0, 1):
         grid = arms.runs.with_loss(np.exp(clean + drawn[k]))
         search = {"starts": 100, "seed": 0, "workers": 1}
         low = [fit_inputs(one, arms.x, grid, **search).objective for one in (simpler, richer)]
         at = [Fitted(simpler, theta), Fitted(richer, richer.to_theta(by["both"].parameters))]
-        found = simulated_gains(
-            at[0], at[1:], arms.x, arms.own_cells, shifted.calibration.noise, 200, seed=0, workers=1
-        )
+        found = simulated_gains(at[0], at[1:], arms.x, arms.own_cells, both.noise, 200, seed=0, workers=1)
         assert found[0, k] == pytest.approx(np.log(low[0] / low[1]), abs=1e-6)
 
 
@@ -216,8 +216,8 @@ def test_where_the_runs_cannot_tell_the_runs_that_would_are_named():
     options = {"more_budgets": (1e20,), "more_widths": (2560.0,)}
     found = compare(*arms, **SEARCH | {"resamples": 0}, **options)
     assert found.preferred in ("neither", "undecided") and len(found.extra_runs) == 5
-    untold = next(claim for claim in found.calibration.claims if not claim.holds)
-    best, noise = found.extra_runs[0], found.calibration.noise
+    untold = next(claim for claim in found.claims if not claim.holds)
+    best, noise = found.extra_runs[0], untold.noise
     assert best.separation == max(run.separation for run in found.extra_runs)
     assert "Runs that would tell more" in text(found) and untold.simpler in text(found)
     # by hand: the difference of the two predictions, over noise and the first one's own error
