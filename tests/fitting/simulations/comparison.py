@@ -159,7 +159,15 @@ def rival_rates(grids: int) -> list[list[str]]:
 
 def tables(grids: int) -> str:
     """Both tables, of `grids` grids for each row."""
-    header = ["design, noise", "truth", "change found", "definite", "rightly", "wrongly", "definite by AICc"]
+    header = [
+        "design, noise",
+        "truth",
+        "change found",
+        "told apart",
+        "rightly",
+        "wrongly",
+        "told apart by AICc",
+    ]
     rivals = ["design, noise", "a rival called better", "by AICc"]
     return table(header, comparison_rates(grids)) + "\n\n" + table(rivals, rival_rates(grids))
 
