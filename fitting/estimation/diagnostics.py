@@ -218,7 +218,7 @@ def compare_laws(
     runs: Runs, laws: Sequence[Law], *, grids: int = 0, **search: Any
 ) -> tuple[RivalFit | RivalRefused, ...]:
     """Every law fitted to the same runs with the keywords `search` of `fit`, its held-out errors, and whether it is
-    better than the first law, judged on so many simulated grids.
+    better than the first law, judged on so many simulated grids (of no more than `LARGE` runs).
 
     `PerRecurrence` has no held-out error by r: its parameters cannot be learnt without their r.
     """
@@ -245,7 +245,7 @@ def compare_laws(
         rows.append(RivalFit(result.law.name, parameters, len(parameters), *quality, *errors, *doubt))
     best = min((row.aicc for row in rows if math.isfinite(row.aicc)), default=math.nan)
     rows = [replace(row, aicc_difference=row.aicc - best) for row in rows]
-    if grids and 0 in results:
+    if grids and 0 in results and len(runs) <= LARGE:
         first = Fitted(results[0].law, results[0].theta, results[0].delta)
         rivals = {i: Fitted(result.law, result.theta, result.delta) for i, result in results.items() if i}
         drawing = {"grids": grids, "seed": search.get("seed", 0), "workers": search.get("workers")}

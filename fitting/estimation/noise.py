@@ -40,18 +40,24 @@ def estimated(residuals: np.ndarray, jacobian: np.ndarray, cell: np.ndarray) -> 
     least-squares fit of P parameters has M = I - H. Where no cell has two runs, all of it counts as of runs.
     """
     n = len(residuals)
-    member = (cell == np.unique(cell)[:, None]).astype(float)
+    _, cell, counts = np.unique(cell, return_inverse=True, return_counts=True)
     left, values, _ = np.linalg.svd(jacobian.T / np.linalg.norm(jacobian, axis=1), full_matrices=False)
     left = left[:, values > 1e-10 * values[0]]
-    rest = np.eye(n) - left @ left.T
-    means = member.T @ (member / member.sum(axis=1, keepdims=True))
-    shared = member.T @ member
-    e = rest @ residuals
-    squares = np.array([e @ means @ e, e @ e - e @ means @ e])
-    of_run, of_cell = np.trace(means @ rest), np.trace(rest @ means @ rest @ shared)
-    expected = np.array([[of_run, of_cell], [np.trace(rest) - of_run, np.trace(rest @ shared) - of_cell]])
+
+    def sums(columns: np.ndarray) -> np.ndarray:
+        """(G, k) sums over each cell's runs of (n, k)."""
+        return np.stack([np.bincount(cell, column, len(counts)) for column in columns.T], axis=1)
+
+    e = residuals - left @ (left.T @ residuals)
+    between = float((sums(e[:, None])[:, 0] ** 2 / counts).sum())
+    squares = np.array([between, e @ e - between])
+    # Traces of M, of M with the cells' means and with the cells' sums, without any (n, n) matrix.
+    of_left = sums(left)
+    shared, means = of_left.T @ of_left, (of_left.T / counts) @ of_left
+    of_run, of_cell = len(counts) - np.trace(means), n - 2 * np.trace(shared) + np.trace(means @ shared)
+    expected = np.array([[of_run, of_cell], [n - left.shape[1] - of_run, n - np.trace(shared) - of_cell]])
     run = cell_part = -1.0
-    if len(member) < n and np.linalg.matrix_rank(expected) == 2:
+    if len(counts) < n and np.linalg.matrix_rank(expected) == 2:
         run, cell_part = np.linalg.solve(expected, squares)
     if min(run, cell_part) <= 0:
         run, cell_part = squares.sum() / max(n - left.shape[1], 1), 0.0
