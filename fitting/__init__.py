@@ -21,9 +21,10 @@ _MODULES = {
     "estimation.fits": "fit fit_architectures",
     "estimation.results": "FitResult Status Interval",
     "estimation.resampling": "bootstrap",
+    "estimation.noise": "Noise",
     "studies.analysis": "analyse Analysis Settings",
     "studies.comparison": "compare Comparison",
-    "studies.planner": "plan Noise",
+    "studies.planner": "plan",
     "studies.prediction": "forecast",
     "report.report": "write_report text",
 }

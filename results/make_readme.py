@@ -92,6 +92,7 @@ def page() -> str:
         intervals="\n".join(map(interval_row, fit["fit"]["intervals"]["phi"], [fit["published"]["phi"]] * 4)),
         delta=delta,
         both=next(reading for reading in delta["readings"] if reading["name"] == "both"),
+        drift=next(law for law in fit["laws"] if "slope·log(C" in law["law"]),
         shortest=read(HERE / "nano_iso_depth" / "r8-flops=4e11-size=1-068e17d3.run.json"),
         linear_losses=by_width("nano_iso_depth", (1, 2, 4, 8), fit["minima"]),
         lanes_losses=by_width("nano_hyperconnections", (2, 4, 8)),

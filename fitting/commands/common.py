@@ -89,6 +89,14 @@ def add_search_options(
     add_thread_options(parser)
 
 
+def add_grid_option(parser: argparse.ArgumentParser) -> None:
+    """How many grids are simulated for each claim that one law is better than another."""
+    text = (
+        "simulated grids behind each claim that one law is better than another; 0: AICc alone (default: 200)"
+    )
+    parser.add_argument("--grids", type=int, default=200, metavar="N", help=text)
+
+
 def add_thread_options(parser: argparse.ArgumentParser) -> None:
     """How many threads, and whether progress is shown."""
     parser.add_argument("--workers", type=int, help="threads (default: all cores; results are the same)")
@@ -142,7 +150,14 @@ def select(runs: Runs, chosen: Any) -> tuple[Runs, Runs]:
 def check_numbers(options: argparse.Namespace) -> None:
     """Refuse counts that are too small, whatever the command. Raises `FitError`."""
     named = {"bootstrap": "resamples"}
-    for name, least in (("seed", 0), ("bootstrap", 0), ("simulate", 0), ("candidates", 0), ("workers", 1)):
+    for name, least in (
+        ("seed", 0),
+        ("bootstrap", 0),
+        ("simulate", 0),
+        ("grids", 0),
+        ("candidates", 0),
+        ("workers", 1),
+    ):
         value = getattr(options, named.get(name, name), None)
         if value is not None and value < least:
             raise FitError(f"--{name} {value} is too small. Give {least} or more")

@@ -42,7 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         text = f"use only the runs of the {arm} that satisfy RULE"
         parser.add_argument(f"--{arm}-where", action="append", default=[], metavar="RULE", help=text)
     common.add_run_options(parser)
+    for name, unit in (("budget", "FLOPs"), ("width", "d_model")):
+        text = f"a further {name} ({unit}) at which a run that tells readings apart is possible"
+        option = f"--more-{name}s"
+        parser.add_argument(option, action="append", type=float, default=[], metavar=unit.upper(), help=text)
     common.add_search_options(parser)
+    common.add_grid_option(parser)
     common.add_output_options(parser)
 
 
@@ -85,7 +90,7 @@ def derive(
     excluded = None
     if list(map(len, arms)) != list(map(len, with_them)):
         try:
-            other = compare(*with_them, **{**search, "resamples": 0})
+            other = compare(*with_them, **{**search, "resamples": 0, "grids": 0})
         except FitError as error:
             excluded = PairedWithExcluded(None, "not defined", str(error))
         else:

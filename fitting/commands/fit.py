@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-rivals", dest="rivals", action="store_false", help="do not compare law forms")
     _add_judging_options(parser)
     common.add_search_options(parser)
+    common.add_grid_option(parser)
     common.add_output_options(parser)
 
 

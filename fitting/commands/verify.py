@@ -85,12 +85,14 @@ def _derive(
 
     assert reported.provenance is not None
     options, where = reported.provenance.options, f"{path}: provenance.options"
+    # What a report from before an option was made without.
+    before: dict[str, Any] = {"grids": 0}
     if isinstance(reported, Analysis):
-        # What a report from before an option was made without.
-        before: dict[str, Any] = {"limits": None, "sensitivity": False}
-        without = {name: value for name, value in before.items() if name not in settings_of_report}
+        before |= {"limits": None, "sensitivity": False}
+    without = {name: value for name, value in before.items() if name not in settings_of_report}
+    if isinstance(reported, Analysis):
         settings = replace(reported.settings, workers=workers, **without)
         return fit.derive(paths, read(fit.Choices, options, where), settings, path.parent, progress)
     arms = read(compare.Choices, options, where)
-    of_arms = replace(reported.settings, workers=workers)
+    of_arms = replace(reported.settings, workers=workers, **without)
     return compare.derive(paths, arms, of_arms, path.parent, progress)

@@ -56,13 +56,14 @@ def refit(
     seed: int,
     workers: int | None = None,
     delta: float = DELTA,
+    perturbed: int = _PERTURBED,
 ) -> np.ndarray:
-    """Refit R weighted copies of the data from `theta` (P,) and starts perturbed around it; returns (R, P).
+    """Refit R weighted copies of the data from `theta` (P,) and `perturbed` starts around it; returns (R, P).
 
     `weights` is (R, n), `log_loss` (n,) or (R, n). Tests check that full searches find the same.
     """
     low, high = np.asarray(law.bounds, dtype=float).T
-    moves = np.random.default_rng(seed).standard_normal((_PERTURBED, len(theta)))
+    moves = np.random.default_rng(seed).standard_normal((perturbed, len(theta)))
     starts = np.clip(np.vstack([theta, theta + _SPREAD * (high - low) * moves]), low, high)
     repeated = np.repeat(np.arange(len(weights)), len(starts))
     data = log_loss if log_loss.ndim == 1 else log_loss[repeated]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fitting.data.runs import Exclusion
+from fitting.estimation.calibration import LEVEL
 from fitting.estimation.diagnostics import Attempt, RivalFit, RivalRefused, Scatter
 from fitting.estimation.identification import Judgement, LackOfFit, Sensitivity
 from fitting.estimation.results import FitResult, FitSummary, Refused
@@ -280,19 +281,63 @@ def _residuals(residuals: Residuals) -> Section:
 def _laws(laws: Sequence[RivalFit | RivalRefused]) -> Section:
     rows: list[Row] = []
     fitted = [law for law in laws if isinstance(law, RivalFit)]
+    judged = [law for law in fitted if law.claim]
     for law in sorted(fitted, key=lambda law: law.aicc_difference):
         own = {k: v for k, v in law.parameters.items() if k not in _OF_CHINCHILLA}
         shown = ", ".join(f"{k} {significant(v, 3)}" for k, v in own.items()) or "-"
         by_r = "-" if law.held_out_by_r is None else f"{law.held_out_by_r:.4f}"
         held_out = [f"{law.held_out_by_budget:.4f}", f"{law.held_out_by_cell:.4f}", by_r]
-        rows.append([law.law, shown, f"{law.aicc_difference:.1f}", f"{law.rmse:.4f}", *held_out, law.status])
-    header = ["law", "its parameters", "AICc - best", "RMSE", "held out: budget", "cell", "r", "status"]
+        chance = []
+        if judged:
+            chance = ["-", "-"] if not law.claim else [f"{law.claim.gain:+.3f}", f"{law.claim.share:.1%}"]
+        row = [
+            law.law,
+            shown,
+            f"{law.aicc_difference:.1f}",
+            *chance,
+            f"{law.rmse:.4f}",
+            *held_out,
+            law.status,
+        ]
+        rows.append(row)
+    columns = ["gain", "by chance"] if judged else []
+    header = [
+        "law",
+        "its parameters",
+        "AICc - best",
+        *columns,
+        "RMSE",
+        "held out: budget",
+        "cell",
+        "r",
+        "status",
+    ]
     note = (
         f"{len(laws)} forms were tried on the same runs: a small win among many forms means little. Reference points "
         "of the drifting forms are geometric means of the data."
     )
     doubts = [f"{law.law}: {law.message}." for law in laws if law.status != "ok"]
-    return Section("Rival laws", [Table(header, rows), *doubts, note])
+    return Section("Rival laws", [Table(header, rows), *doubts, *([_judged(judged)] if judged else []), note])
+
+
+def _judged(laws: Sequence[RivalFit]) -> str:
+    """Whether any rival is better than the first law, by the simulated grids."""
+    rivals = [law for law in laws if law.share_of_any is not None]
+    claims = [law.claim for law in laws if law.claim]
+    text = (
+        f"Gain: log of the ratio of objectives, of the law with fewer parameters over that with more. By chance: the "
+        f"share of {claims[0].grids} grids drawn from the former, with the noise of runs and cells that it leaves, "
+        "in which the gain is as large. "
+    )
+    if not rivals:
+        return text.strip()
+    best = min(rivals, key=lambda law: law.share_of_any or 0.0)
+    assert best.claim and best.share_of_any is not None
+    told = f"{best.share_of_any:.1%} of grids drawn from '{best.claim.simpler}'"
+    if best.share_of_any < LEVEL:
+        return f"{text}'{best.law}' explains the runs better: one of {len(rivals)} rivals does as well in only {told}."
+    lead = f"'{best.law}' comes closest, and one of {len(rivals)} rivals does as well in {told}"
+    return f"{text}No rival is better than chance would make it: {lead}."
 
 
 def _minima(minima: Sequence[Minimum]) -> Section:

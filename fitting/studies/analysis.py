@@ -16,6 +16,7 @@ from fitting.data.runs import CELLS_BY_BUDGET, Exclusion, Runs
 from fitting.data.splits import INJECTION_ONCE, PAPER, REGRESSED
 from fitting.errors import FitError
 from fitting.estimation import diagnostics
+from fitting.estimation.calibration import check_grids
 from fitting.estimation.diagnostics import (
     Attempt,
     GroupResidual,
@@ -68,6 +69,8 @@ class Settings:
     """From where on a fit is doubted; None: only if the search failed, as in reports from before there were limits."""
     sensitivity: bool = True
     """Whether the law is also fitted with other thresholds of Huber's function."""
+    grids: int = 200
+    """Simulated grids behind each claim about rival laws; 0 leaves only AICc."""
 
 
 @dataclass(frozen=True)
@@ -188,6 +191,7 @@ def analyse(
     """
     law = law or JointLaw()
     settings = settings or Settings()
+    check_grids(settings.grids)
     drawing: dict[str, Any] = {"seed": settings.seed, "workers": settings.workers}
     delta = math.inf if settings.delta is None else settings.delta
     search = {"starts": settings.starts, "delta": delta, **drawing}
@@ -249,7 +253,9 @@ def analyse(
         scatter = {"refused": str(error)}
     if settings.rivals and settings.resamples and isinstance(result.law, JointLaw):
         progress("rival laws")
-        more["laws"] = diagnostics.compare_laws(runs, diagnostics.rival_laws(law.split), **search)
+        more["laws"] = diagnostics.compare_laws(
+            runs, diagnostics.rival_laws(law.split), grids=settings.grids, **search
+        )
     progress("allocation")
     cells_curves = parabolas(runs, result.law)
     return Analysis(

@@ -31,6 +31,11 @@ class Arms:
     dropped: tuple[Exclusion, ...]
     warnings: tuple[str, ...]
 
+    @property
+    def own_cells(self) -> np.ndarray:
+        """(budget, r, arm) cells (n,), numbered from 0: the arms of a study have offsets of their own."""
+        return np.unique(np.stack([self.cell, self.x.study]), axis=1, return_inverse=True)[1].ravel()
+
     def no_bootstrap(self, alone: int, together: int, resamples: int) -> str | None:
         """Why no interval can be made for laws with so many parameters, fitted to one arm or to both, if so."""
         fewest = min(len(np.unique(self.cell[side])) for side in self.sides)

@@ -1,13 +1,14 @@
 """A case study against its baseline: the change of phi, three ways, and the rival reading as a constant shift.
 
 Both arms are cut to their shared budgets; r = 1 runs are shared. Cells are (budget, r); a resample draws both arms of a
-cell together, so that what the arms have in common cancels.
+cell together, so that what the arms have in common cancels. Which reading the runs prefer is judged on grids drawn from
+the simpler one, in which each arm has cells of its own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,16 +18,29 @@ from fitting.data.plain import optional, plain
 from fitting.data.provenance import Provenance
 from fitting.data.runs import Exclusion, Runs
 from fitting.data.splits import PAPER, Split
+from fitting.estimation.calibration import (
+    Claim,
+    Fitted,
+    check_grids,
+    gain,
+    noise_left,
+    objectives,
+    share,
+    simulated_gains,
+)
 from fitting.estimation.diagnostics import aicc
 from fitting.estimation.fits import fit_inputs
 from fitting.estimation.resampling import draw_counts, percentile_interval, refit, widened
 from fitting.estimation.results import FitResult, Interval
 from fitting.estimation.solver import Problem, minimise
-from fitting.laws import JointLaw, Law, LossShift, Power, StudyPower
+from fitting.laws import Inputs, JointLaw, Law, LossShift, Power, StudyPower
 from fitting.studies.arms import Arms, Channels, channels, matched_pairs
+from fitting.studies.extra_runs import ExtraRun, check_further, extra_runs
 
 TELLING = 4.0
-"""AICc difference from which one reading is preferred; below it the data cannot tell."""
+"""AICc difference from which one reading is preferred where no grids are drawn, as in older reports."""
+EXTRA_RUNS = 5
+"""So many of the runs that would tell the readings apart are listed."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +93,11 @@ class CompareSettings:
     seed: int
     resamples: int
     workers: int | None
+    grids: int = 200
+    """Simulated grids behind each claim; 0 prefers a reading by AICc alone."""
+    more_budgets: tuple[float, ...] = ()
+    more_widths: tuple[float, ...] = ()
+    """Budgets and widths at which an extra run is possible, besides those of the runs."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +134,11 @@ class Comparison:
     warnings: tuple[str, ...] = ()
     points: tuple[Point, ...] = ()
     with_excluded_runs: PairedWithExcluded | None = optional()
+    claims: tuple[Claim, ...] | None = optional()
+    """What the verdict rests on: a change against none; if that holds, the better change against the other, and both
+    against the better one. None: AICc decided."""
+    extra_runs: tuple[ExtraRun, ...] | None = optional()
+    """Where the runs cannot tell two readings apart: the added runs that would do most."""
     provenance: Provenance | None = optional()
 
     @property
@@ -152,12 +176,17 @@ def compare(
     starts: int = 500,
     seed: int = 0,
     workers: int | None = None,
+    grids: int = 200,
+    more_budgets: tuple[float, ...] = (),
+    more_widths: tuple[float, ...] = (),
     progress: Callable[[str], None] = lambda _: None,
 ) -> Comparison:
     """Compare a study with its baseline on their shared budgets; the module's docstring says how.
 
-    Raises `FitError` when nothing is shared, r = 1 is missing, or an arm mixes architectures.
+    Raises `FitError` when nothing is shared, r = 1 is missing, an arm mixes architectures, or grids are too few.
     """
+    check_grids(grids)
+    check_further(more_budgets, more_widths)
     arms = Arms.of(baseline, study, split)
     search: dict[str, Any] = {"starts": starts, "seed": seed, "workers": workers}
     power, paired_law = JointLaw(Power(), split), JointLaw(StudyPower(), split)
@@ -190,7 +219,24 @@ def compare(
     for name, r in found.items():
         changes = r.parameters.get("delta_phi"), r.parameters.get("shift")
         readings.append(Reading(name, *changes, r.objective, aicc(r), r.trusted, r.message, r.parameters))
-    preferred, verdict = judge(tuple(readings))
+    claims, extra = None, None
+    if grids and all(math.isfinite(reading.aicc) for reading in readings):
+        progress(f"readings, judged on {grids} grids drawn from each simpler one")
+        fitted = {name: Fitted(r.law, r.theta, r.delta) for name, r in found.items()}
+        claims = judge_readings(
+            fitted,
+            arms.x,
+            np.log(arms.runs.val_loss),
+            arms.own_cells,
+            grids=grids,
+            seed=seed,
+            workers=workers,
+        )
+        untold = next((claim for claim in claims[:2] if not claim.holds), None)
+        if untold:
+            pair = fitted[untold.simpler], fitted[untold.richer]
+            extra = extra_runs(arms, *pair, untold.noise, more_budgets, more_widths)[:EXTRA_RUNS]
+    preferred, verdict = judge(tuple(readings), claims)
     pairs = matched_pairs(arms.x.study, arms.runs.r, arms.runs.d_model, arms.runs.budget)
     at = (arms.runs.val_loss, arms.runs.d_model, arms.runs.budget)
     parts = channels(pairs, arms.x, *at, paired.parameters, points["paired"]) if pairs else ()
@@ -198,7 +244,7 @@ def compare(
     named |= {f"reading '{name}'": result for name, result in found.items()}
     doubts = [f"{name}: {result.message}" for name, result in named.items() if not result.trusted]
     return Comparison(
-        settings=CompareSettings(starts, seed, resamples, workers),
+        settings=CompareSettings(starts, seed, resamples, workers, grids, more_budgets, more_widths),
         split=split.name,
         runs=arms.sizes,
         budgets=tuple(np.unique(arms.runs.budget).tolist()),
@@ -218,19 +264,86 @@ def compare(
         excluded=arms.dropped,
         warnings=arms.warnings,
         points=_points(arms, paired),
+        claims=claims,
+        extra_runs=extra,
     )
 
 
-def judge(readings: tuple[Reading, ...]) -> tuple[str, str]:
+def judge_readings(
+    fitted: Mapping[str, Fitted],
+    x: Inputs,
+    log_loss: np.ndarray,
+    cell: np.ndarray,
+    *,
+    grids: int,
+    seed: int,
+    workers: int | None = None,
+) -> tuple[Claim, ...]:
+    """The claims about the four readings, fitted to log_loss (n,) with cells (n,), each on so many grids."""
+    lowest = {
+        name: objectives(law, theta[None], x, log_loss, delta) for name, (law, theta, delta) in fitted.items()
+    }
+
+    def claim(simpler: str, *richer: str) -> Claim:
+        best = min(richer, key=lambda name: float(lowest[name][0]))
+        rivals = [fitted[name] for name in richer]
+        noise = noise_left(fitted[simpler], x, log_loss, cell)
+        simulated = simulated_gains(fitted[simpler], rivals, x, cell, noise, grids, seed, workers).max(axis=0)
+        seen = float(gain(lowest[simpler], lowest[best])[0])
+        return Claim(simpler, best, seen, share(seen, simulated), grids, noise)
+
+    change = claim("neither", "delta phi", "shift")
+    if not change.holds:
+        return (change,)
+    best = change.richer
+    other = "shift" if best == "delta phi" else "delta phi"
+    return change, claim(other, best), claim(best, "both")
+
+
+def judge(readings: tuple[Reading, ...], claims: tuple[Claim, ...] | None) -> tuple[str, str]:
     """(preferred reading, sentence): a change of phi, a constant shift, neither, or not to be told apart.
 
-    The sentence names every reading whose fit is not to be trusted.
+    Without claims AICc decides. The sentence names every reading whose fit is not to be trusted.
     """
+    preferred, sentence = _by_grids(readings, claims) if claims else _by_aicc(readings)
+    doubtful = [f"'{reading.name}'" for reading in readings if not reading.trusted]
+    if doubtful:
+        sentence += f"; not to be trusted, because of the status of {', '.join(doubtful)}"
+    return preferred, sentence + "."
+
+
+def _by_grids(readings: tuple[Reading, ...], claims: tuple[Claim, ...]) -> tuple[str, str]:
+    by = {reading.name: reading for reading in readings}
+    values = f"delta phi alone {by['delta phi'].delta_phi:+.4f}, shift alone {by['shift'].shift:+.4f} nats"
+    change, *more = claims
+    of = f"{change.grids} simulated grids"
+    if not change.holds:
+        text = f"no change is needed to explain the study: of {of} without one, {change.share:.1%} gain as much by"
+        return "neither", f"{text} delta phi or a shift ({values})"
+    apart, both = more
+    sentence = f"a gain as large in {change.share:.1%} of {of} without a change"
+    preferred = apart.richer if apart.holds else "undecided"
+    lead = f"a lead as large in {apart.share:.1%} of those drawn from '{apart.simpler}'"
+    if apart.holds:
+        sentence = f"'{apart.richer}' explains it best: {sentence}, {lead} ({values})"
+    else:
+        sentence = f"the study differs ({sentence}), "
+        sentence += f"but '{apart.richer}' leads '{apart.simpler}' by too little ({lead})"
+        sentence += f": not to be told apart ({values})"
+    if both.holds:
+        sentence += (
+            f"; both together gain more (as much in {both.share:.1%} of grids drawn from '{both.simpler}'; delta phi "
+            f"{by['both'].delta_phi:+.4f} with shift {by['both'].shift:+.4f}), so neither alone is the whole story"
+        )
+    return preferred, sentence
+
+
+def _by_aicc(readings: tuple[Reading, ...]) -> tuple[str, str]:
     by = {reading.name: reading for reading in readings}
     untold = [f"'{name}'" for name in ("neither", "delta phi", "shift") if not math.isfinite(by[name].aicc)]
     if untold:
         few = f"AICc of {', '.join(untold)} does not exist: too few runs for that many parameters"
-        return "undecided", f"not to be told apart; {few}."
+        return "undecided", f"not to be told apart; {few}"
     rivals = (by[name] for name in ("neither", "delta phi", "shift"))
     best, second, _ = sorted(rivals, key=lambda reading: reading.aicc)
     lead = second.aicc - best.aicc
@@ -251,10 +364,7 @@ def judge(readings: tuple[Reading, ...]) -> tuple[str, str]:
             f"; both together gain another {gain:.1f} (delta phi {by['both'].delta_phi:+.4f} with shift "
             f"{by['both'].shift:+.4f}), so neither alone is the whole story"
         )
-    doubtful = [f"'{reading.name}'" for reading in readings if not reading.trusted]
-    if doubtful:
-        sentence += f"; not to be trusted, because of the status of {', '.join(doubtful)}"
-    return preferred, sentence + "."
+    return preferred, sentence
 
 
 def _points(arms: Arms, paired: FitResult) -> tuple[Point, ...]:

@@ -20,6 +20,7 @@ from fitting.data.plain import plain
 from fitting.data.runs import Runs
 from fitting.errors import FitError
 from fitting.estimation.fits import WORST_CONDITION, conditioning
+from fitting.estimation.noise import Noise
 from fitting.estimation.objective import normal_psi_moments, psi
 from fitting.estimation.resampling import refit, widening
 from fitting.laws import Inputs, JointLaw, Law, StudyPower
@@ -28,27 +29,6 @@ from fitting.studies.widths import Widths
 TOO_WIDE = 0.3
 """Above this half-width the linear approximation cannot be trusted, and the grid is simulated."""
 _Z = 1.959964
-
-
-@dataclass(frozen=True)
-class Noise:
-    """Standard deviations of log-loss: of a run, and of the offset that a cell's runs share.
-
-    Raises `FitError` unless `run` is positive and `cell` not negative.
-    """
-
-    run: float
-    cell: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not (self.run > 0 and self.cell >= 0):
-            both = f"Noise of run {self.run} and cell {self.cell}"
-            raise FitError(f"{both}: the first must be positive, the second not negative")
-
-    def draw(self, cell: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-        """(count, n) offsets of log-loss."""
-        offsets = rng.standard_normal((count, int(cell.max()) + 1))[:, cell]
-        return np.asarray(self.run * rng.standard_normal((count, len(cell))) + self.cell * offsets)
 
 
 @dataclass(frozen=True)

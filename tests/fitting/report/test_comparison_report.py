@@ -130,6 +130,35 @@ def test_a_changed_number_and_a_changed_record_are_named(
     assert "report.md: 'no such line' in the report" in out
 
 
+def test_a_report_from_before_there_were_grids_keeps_its_rule_and_passes(
+    capsys: pytest.CaptureFixture[str], copied: Path
+) -> None:
+    arms = [str(copied / "base"), str(copied / "study"), "--report", str(copied / "report"), "--overwrite"]
+    assert main(["compare", *arms, "--starts", "20", "--bootstrap", "0", "--grids", "0", "--quiet"]) == 0
+    path = copied / "report" / "comparison.json"
+    stored = json.loads(path.read_text())
+    for name in ("grids", "more_budgets", "more_widths"):
+        del stored["settings"][name]
+    assert "claims" not in stored and "in AICc" in stored["verdict"]
+    path.write_text(json.dumps(stored))
+    status, out = verify(capsys, copied)
+    assert status == 0, out
+
+
+@pytest.mark.parametrize(("option", "value", "words"), [
+    ("--grids", "19", "19 simulated grids give no verdict"),
+    ("--grids", "-1", "--grids -1 is too small"),
+    ("--more-budgets", "0", "A further budget must be positive, not 0"),
+    ("--more-widths", "-8", "A further width must be positive, not -8"),
+])  # fmt: skip
+def test_what_gives_no_verdict_is_refused(
+    capsys: pytest.CaptureFixture[str], made: Path, option: str, value: str, words: str
+) -> None:
+    arms = [str(made / "base"), str(made / "study"), "--starts", "20", "--bootstrap", "0", "--quiet"]
+    assert main(["compare", *arms, option, value]) == 2
+    assert words in capsys.readouterr().err
+
+
 def test_both_arms_are_named_or_none(capsys: pytest.CaptureFixture[str], copied: Path) -> None:
     status, out = verify(capsys, copied, str(copied / "base"))
     assert status == 2 and "two arms" in out

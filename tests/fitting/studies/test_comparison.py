@@ -7,12 +7,16 @@ import math
 import numpy as np
 import pytest
 
-from fitting.data.splits import REGRESSED
+from fitting.data.splits import PAPER, REGRESSED
 from fitting.errors import FitError
+from fitting.estimation.calibration import Claim, Fitted, simulated_gains
+from fitting.estimation.fits import fit_inputs
+from fitting.estimation.noise import Noise
 from fitting.estimation.results import Status
-from fitting.laws import JointLaw
+from fitting.laws import Inputs, JointLaw, LossShift, Power, StudyPower
 from fitting.published import load_grid
 from fitting.report.report import text
+from fitting.studies.arms import Arms
 from fitting.studies.comparison import Reading, compare, judge
 
 GRID = load_grid().where("budget<=4.64e18")
@@ -135,7 +139,7 @@ def test_results_are_plain_json(lower_phi):
     assert json.loads(json.dumps(lower_phi.to_dict()))["preferred"] == "delta phi"
 
 
-def test_the_verdict_needs_a_lead():
+def test_without_grids_the_verdict_needs_a_lead_in_aicc():
     def reading(name, score, delta=None, shift=None):
         return Reading(name, delta, shift, 1.0, score, True, "")
 
@@ -143,18 +147,103 @@ def test_the_verdict_needs_a_lead():
         reading("neither", 0.0), reading("delta phi", -20.0, delta=-0.1), reading("shift", -21.0, shift=0.01),
         reading("both", -30.0, delta=-0.1, shift=0.01),
     )  # fmt: skip
-    preferred, sentence = judge(close)
+    preferred, sentence = judge(close, None)
     assert (
         preferred == "undecided"
         and "not to be told apart" in sentence
         and "both together gain another 9.0" in sentence
     )
-    assert judge((*close[:2], reading("shift", -40.0, shift=0.02), close[3]))[0] == "shift"
+    assert judge((*close[:2], reading("shift", -40.0, shift=0.02), close[3]), None)[0] == "shift"
     assert "not to be trusted" not in sentence
-    few = judge((close[0], reading("delta phi", math.nan), *close[2:]))
+    few = judge((close[0], reading("delta phi", math.nan), *close[2:]), None)
     assert few[0] == "undecided" and "AICc of 'delta phi' does not exist" in few[1]
     doubtful = (*close[:3], dataclasses.replace(close[3], trusted=False, message="at bound: phi"))
-    assert "not to be trusted, because of the status of 'both'" in judge(doubtful)[1]
+    assert "not to be trusted, because of the status of 'both'" in judge(doubtful, None)[1]
+
+
+READINGS = tuple(
+    Reading(name, delta, shift, 1.0, -1.0, True, "")
+    for name, delta, shift in (
+        ("neither", None, None), ("delta phi", -0.1, None), ("shift", None, 0.02), ("both", -0.2, 0.01),
+    )
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("shares", "preferred", "words"), [
+    ((0.05,), "neither", "no change is needed to explain the study: of 200 simulated grids without one, 5.0% gain"),
+    ((0.049, 0.05, 0.5), "undecided", "the study differs (a gain as large in 4.9% of 200 simulated grids without"),
+    ((0.01, 0.02, 0.5), "shift", "a lead as large in 2.0% of those drawn from 'delta phi'"),
+    ((0.01, 0.02, 0.01), "shift", "both together gain more (as much in 1.0% of grids drawn from 'shift'; delta"),
+])  # fmt: skip
+def test_a_verdict_needs_less_than_one_grid_in_twenty(shares, preferred, words):
+    pairs = ("neither", "shift"), ("delta phi", "shift"), ("shift", "both")
+    claims = tuple(
+        Claim(*pair, 0.1, share, 200, Noise(0.003)) for pair, share in zip(pairs, shares, strict=False)
+    )
+    found, sentence = judge(READINGS, claims)
+    assert found == preferred and words in sentence
+    assert ("not to be told apart" in sentence) == (preferred == "undecided")
+
+
+def test_claims_are_those_of_a_plain_loop(shifted):
+    arms = Arms.of(made(PHI), study(PHI, shift=0.03), PAPER)
+    # cells of (budget, r, arm): 4 budgets of r=1 once and of three other r in each arm
+    assert len(np.unique(arms.own_cells)) == 28 and arms.cells == 16
+    assert shifted.claims[2].noise.run == pytest.approx(0.002, rel=0.2)
+    change, apart, both = shifted.claims
+    assert (change.simpler, change.richer) == ("neither", "shift") and change.holds and apart.holds
+    assert (apart.simpler, both.simpler, both.richer) == ("delta phi", "shift", "both") and not both.holds
+    assert shifted.extra_runs is None
+    by = {reading.name: reading for reading in shifted.readings}
+    assert change.gain == pytest.approx(np.log(by["neither"].objective / by["shift"].objective))
+    assert both.gain == pytest.approx(np.log(by["shift"].objective / by["both"].objective))
+    law = LossShift(JointLaw(Power(), PAPER))
+    theta = law.to_theta(by["shift"].parameters)
+    clean = law.log_loss_and_gradient(theta[None], arms.x)[0][0]
+    drawn = both.noise.draw(arms.own_cells, 200, np.random.default_rng(0))
+    simpler, richer = law, LossShift(JointLaw(StudyPower(), PAPER))
+    for k in (0, 1):
+        grid = arms.runs.with_loss(np.exp(clean + drawn[k]))
+        search = {"starts": 100, "seed": 0, "workers": 1}
+        low = [fit_inputs(one, arms.x, grid, **search).objective for one in (simpler, richer)]
+        at = [Fitted(simpler, theta), Fitted(richer, richer.to_theta(by["both"].parameters))]
+        found = simulated_gains(at[0], at[1:], arms.x, arms.own_cells, both.noise, 200, seed=0, workers=1)
+        assert found[0, k] == pytest.approx(np.log(low[0] / low[1]), abs=1e-6)
+
+
+def test_where_the_runs_cannot_tell_the_runs_that_would_are_named():
+    arms = made(PHI, noise=0.012), study(PHI - 0.1, noise=0.012)
+    options = {"more_budgets": (1e20,), "more_widths": (2560.0,)}
+    found = compare(*arms, **SEARCH | {"resamples": 0}, **options)
+    assert found.preferred in ("neither", "undecided") and len(found.extra_runs) == 5
+    untold = next(claim for claim in found.claims if not claim.holds)
+    best, noise = found.extra_runs[0], untold.noise
+    assert best.separation == max(run.separation for run in found.extra_runs)
+    assert "Runs that would tell more" in text(found) and untold.simpler in text(found)
+    # by hand: the difference of the two predictions, over noise and the first one's own error
+    one = Arms.of(*arms, PAPER)
+    laws = {"neither": JointLaw(Power(), PAPER), "delta phi": JointLaw(StudyPower(), PAPER)}
+    laws["shift"] = LossShift(laws["neither"])
+    by = {reading.name: reading.parameters for reading in found.readings}
+    source = next(p for p in found.points if (p.r, p.d_model, p.arm) == (best.r, best.d_model, best.arm))
+    n_once, n_rec = Inputs.of(one.runs, PAPER).n_once, one.runs.n_rec
+    i = next(i for i, p in enumerate(found.points) if p == source)
+    x = Inputs(
+        *(np.array([v]) for v in (n_once[i], n_rec[i], best.r, best.tokens, best.budget, best.arm == "study"))
+    )
+    loss, slope, slopes = [], None, None
+    for name in (untold.simpler, untold.richer):
+        theta = laws[name].to_theta(by[name])[None]
+        loss.append(laws[name].predict(theta, x)[0, 0])
+        if slope is None:
+            slope = laws[name].log_loss_and_gradient(theta, x)[1][0, :, 0]
+            slopes = laws[name].log_loss_and_gradient(theta, one.x)[1][0]
+    assert best.difference == pytest.approx(loss[1] - loss[0], rel=1e-6)
+    spread = noise.run**2 + noise.cell**2
+    variance = spread * (1 + slope @ np.linalg.inv(slopes @ slopes.T) @ slope)
+    assert best.separation == pytest.approx(abs(np.log(loss[1] / loss[0])) / np.sqrt(variance), rel=1e-4)
+    with pytest.raises(FitError, match="A further budget must be positive, not -1"):
+        compare(*arms, **SEARCH | {"resamples": 0}, more_budgets=(-1.0,))
 
 
 def test_every_reading_counts_for_the_trust(monkeypatch):
