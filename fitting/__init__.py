@@ -24,6 +24,7 @@ _MODULES = {
     "estimation.noise": "Noise",
     "studies.analysis": "analyse Analysis Settings",
     "studies.comparison": "compare Comparison",
+    "studies.matching": "match Matching",
     "studies.planner": "plan",
     "studies.prediction": "forecast",
     "report.report": "write_report text",

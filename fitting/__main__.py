@@ -18,6 +18,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 COMMANDS = {
     "fit": "Fit a scaling law to runs, with intervals, diagnostics and allocation.",
     "compare": "Compare a case study with its baseline: delta phi three ways, the rival shift, and the channels.",
+    "match": "Match looped runs with r = 1 runs: phi by r, width, tokens or budget, almost without the law, beside "
+    "the joint fit.",
     "plan": "How well a planned grid would determine phi (or delta phi), and which added run helps most per FLOP.",
     "predict": "What a fitted law says about budgets: size, tokens, loss with prediction interval, and the best r.",
     "published": "Fit the shipped grid of the paper and print every value beside the published one.",

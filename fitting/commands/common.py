@@ -90,10 +90,8 @@ def add_search_options(
 
 
 def add_grid_option(parser: argparse.ArgumentParser) -> None:
-    """How many grids are simulated for each claim that one law is better than another."""
-    text = (
-        "simulated grids behind each claim that one law is better than another; 0: AICc alone (default: 200)"
-    )
+    """How many grids are simulated for each claim about rival laws and matching."""
+    text = "simulated grids behind each claim about rival laws and matching; 0: AICc alone, no errors (default: 200)"
     parser.add_argument("--grids", type=int, default=200, metavar="N", help=text)
 
 

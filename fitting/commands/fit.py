@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     common.check_report(options, "fit")
     progress = common.progress(options)
     options.reading = common.reading(options)
-    options.limits, options.sensitivity = common.choices(Limits, options), True
+    options.limits, options.sensitivity, options.matching = common.choices(Limits, options), True, True
     chosen, settings = common.choices(Choices, options), common.choices(Settings, options)
     analysis = derive(options.runs, chosen, settings, options.report, progress)
     common.deliver(analysis, options, progress)

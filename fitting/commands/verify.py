@@ -88,7 +88,7 @@ def _derive(
     # What a report from before an option was made without.
     before: dict[str, Any] = {"grids": 0}
     if isinstance(reported, Analysis):
-        before |= {"limits": None, "sensitivity": False}
+        before |= {"limits": None, "sensitivity": False, "matching": False}
     without = {name: value for name, value in before.items() if name not in settings_of_report}
     if isinstance(reported, Analysis):
         settings = replace(reported.settings, workers=workers, **without)

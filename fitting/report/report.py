@@ -16,10 +16,12 @@ from fitting.estimation.results import FitResult
 from fitting.records import write_bytes_atomically, write_text_atomically
 from fitting.report.comparison_sections import comparison_sections
 from fitting.report.document import Section
+from fitting.report.matching_sections import matching_sections
 from fitting.report.sections import fit_sections, sections
 from fitting.report.study_sections import forecast_sections, plan_sections
 from fitting.studies.analysis import Analysis
 from fitting.studies.comparison import Comparison
+from fitting.studies.matching import Matching
 from fitting.studies.planner import Plan
 from fitting.studies.prediction import Forecast
 
@@ -30,6 +32,7 @@ _SECTIONS: dict[type, Callable[[Any], list[Section]]] = {
     Analysis: sections,
     Comparison: comparison_sections,
     FitResult: fit_sections,
+    Matching: matching_sections,
     Plan: plan_sections,
     Forecast: forecast_sections,
 }
@@ -39,12 +42,12 @@ KINDS: dict[str, type[Reported]] = {"fit": Analysis, "comparison": Comparison}
 """What a report can hold, by the `kind` in its JSON; KIND.json holds the numbers."""
 
 
-def sections_of(result: Reported | FitResult | Plan | Forecast) -> list[Section]:
+def sections_of(result: Reported | FitResult | Matching | Plan | Forecast) -> list[Section]:
     """What a result says."""
     return _SECTIONS[type(result)](result)
 
 
-def text(result: Reported | FitResult | Plan | Forecast) -> str:
+def text(result: Reported | FitResult | Matching | Plan | Forecast) -> str:
     """What a result says, as text for a terminal."""
     return "\n\n".join(section.text() for section in sections_of(result))
 

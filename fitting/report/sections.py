@@ -13,6 +13,7 @@ from fitting.estimation.diagnostics import Attempt, RivalFit, RivalRefused, Scat
 from fitting.estimation.identification import Judgement, LackOfFit, Sensitivity
 from fitting.estimation.results import FitResult, FitSummary, Refused
 from fitting.report.document import Row, Section, Table, interval_text, significant
+from fitting.report.matching_sections import matching_section
 from fitting.studies.allocation import Allocation, AllocationRefused, Exponents, Gap, Minimum
 from fitting.studies.analysis import Analysis, Data, Residuals
 from fitting.studies.paper import Distance, PaperRefit
@@ -34,6 +35,11 @@ def sections(analysis: Analysis) -> list[Section]:
     found += [_sensitivity(analysis.sensitivity)] if analysis.sensitivity else []
     found += [_stability(analysis), _residuals(analysis.residuals)]
     found += [_laws(analysis.laws)] if analysis.laws else []
+    found += [matching_section(analysis.matching)] if analysis.matching else []
+    if analysis.matching_refused:
+        found.append(
+            Section("Matching: phi without the law", [f"Not possible: {analysis.matching_refused}."])
+        )
     allocation = _allocation(analysis.allocation, analysis.fit.status)
     return [*found, _minima(analysis.minima), allocation, _data(analysis.data)]
 

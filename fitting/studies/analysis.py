@@ -41,9 +41,10 @@ from fitting.estimation.profile import profile_curve
 from fitting.estimation.resampling import bootstrap
 from fitting.estimation.results import FitResult, FitSummary, Refused
 from fitting.estimation.solver import LARGE
-from fitting.laws import ChinchillaLaw, FixedPower, JointLaw, Law, Power
+from fitting.laws import ChinchillaLaw, FixedPower, JointLaw, Law, OneTokenLaw, Power
 from fitting.studies.allocation import Allocation, Minimum, allocate, minima, parabolas
 from fitting.studies.curves import Curves, curves, effective_ratios, phi_path
+from fitting.studies.matching import Matching, match
 from fitting.studies.paper import Distance, distance
 
 Progress = Callable[[str], None]
@@ -70,7 +71,9 @@ class Settings:
     sensitivity: bool = True
     """Whether the law is also fitted with other thresholds of Huber's function."""
     grids: int = 200
-    """Simulated grids behind each claim about rival laws; 0 leaves only AICc."""
+    """Simulated grids behind each claim about rival laws and matching; 0 leaves only what needs none."""
+    matching: bool = True
+    """Whether phi is also read by matching."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +161,9 @@ class Analysis:
     sensitivity: tuple[Sensitivity, ...] | None = optional()
     residuals: Residuals
     laws: tuple[RivalFit | RivalRefused, ...] | None = optional()
+    matching: Matching | None = optional()
+    matching_refused: str | None = optional()
+    """Why nothing could be matched, if so."""
     minima: tuple[Minimum, ...]
     allocation: Allocation
     curves: Curves
@@ -173,6 +179,7 @@ class Analysis:
         found = [] if self.fit.status == "ok" else [self.fit.message]
         others = [split for split in self.splits or () if split.split != self.fit.split]
         wrong = [split for split in others if split.status not in ("ok", "undefined")]
+        found += self.matching.doubts if self.matching else []
         return found + [f"split {split.split}: {split.message}" for split in wrong]
 
 
@@ -256,6 +263,12 @@ def analyse(
         more["laws"] = diagnostics.compare_laws(
             runs, diagnostics.rival_laws(law.split), grids=settings.grids, **search
         )
+    if settings.matching and has_free_phi(result.law):
+        asked = {"starts": settings.starts, "simulations": settings.grids, **drawing}
+        try:
+            more["matching"] = match(runs, result.law, joint=result, progress=progress, **asked)
+        except FitError as error:
+            more["matching_refused"] = str(error)
     progress("allocation")
     cells_curves = parabolas(runs, result.law)
     return Analysis(
@@ -272,6 +285,12 @@ def analyse(
         curves=curves(runs, result, restricted),
         **more,
     )
+
+
+def has_free_phi(law: Law) -> bool:
+    """Whether the law's multiplier is r^phi, so that matching estimates what it does."""
+    inner = law.joint if isinstance(law, OneTokenLaw) else law
+    return isinstance(inner, JointLaw) and type(inner.multiplier) is Power
 
 
 def parameter_of_interest(result: FitResult) -> str:

@@ -56,6 +56,11 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument(
         "--csv", type=Path, metavar="FILE", help="write the runs as a design for `fitting plan`"
     )
+    plan.add_argument(
+        "--like", default="published", metavar="RUNS",
+        help="runs of equal tokens: finished runs whose fit and scatter say how well matching will know phi "
+        "(default: the paper's grid)",
+    )  # fmt: skip
     plan.add_argument("--overwrite", action="store_true", help="let --csv replace a file")
     trained = {"run": "train all runs that are not finished", "retry": "train the failed runs again"}
     for name, text in trained.items():
@@ -90,7 +95,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from looped_lm.sweeps.planning import GIB, Planner, design, peak_flops, plan_table
+    from looped_lm.sweeps.planning import GIB, Planner, design, matching, peak_flops, plan_table
 
     sweep = files.load(files.find(options.file))
     for name in ("mfu", "memory", "devices", "peak_flops"):
@@ -131,6 +136,8 @@ def _plan(options: argparse.Namespace) -> int:
         )
     for name, count in Counter(run.sweep for run in shared).items():
         print(f"Shared, trained by the sweep {name}: {count} runs")
+    if (tellable := matching(planned, options.like)) is not None:
+        print(f"\n{tellable}")
     if options.csv:
         write_text_atomically(options.csv, design(planned))
         print(f"Design with {len(planned)} runs: {options.csv}")

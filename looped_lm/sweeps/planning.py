@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import csv
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from fitting.records import architecture
 from looped_lm.common.errors import UserError
@@ -24,7 +29,7 @@ GIB = 2**30
 _NOT_MEMORY = ("horizon", "transfer", "schedule", "batch_tokens", "val_every_steps", "compile_layers")
 _DESIGN = (
     "r", "d_model", "flops_budget", "flops_per_token", "tokens", "n_once", "n_rec", "n_injection", "injection",
-    "bptt", "run",
+    "bptt", "seed", "run",
 )  # fmt: skip
 
 
@@ -36,6 +41,7 @@ class PlannedRun:
         run: the run.
         model: its LoopedLM.
         precision: the Trainer's precision.
+        seed: its seed_everything.
         batch_size: rows per device and micro-batch: as configured, or the most that fit the given memory;
             None if not even one fits.
         memory: bytes of one process with that many rows, fp32 throughout; None: no memory was given.
@@ -44,6 +50,7 @@ class PlannedRun:
     run: Run
     model: LoopedLM
     precision: str
+    seed: int
     batch_size: int | None
     memory: float | None
 
@@ -82,7 +89,7 @@ class Planner:
             raise UserError(f"Run {run.id} is refused: {error}") from error
         if self.memory is not None:
             rows, needed = self._fit(model, devices, self.memory)
-        return PlannedRun(run, model, str(trainer.precision), rows, needed)
+        return PlannedRun(run, model, str(trainer.precision), int(cli.config.seed_everything), rows, needed)
 
     def _fit(self, model: LoopedLM, devices: int, memory: float) -> tuple[int | None, float]:
         """The most rows that divide the batch and fit, and the bytes that they take."""
@@ -156,5 +163,28 @@ def design(planned: Sequence[PlannedRun]) -> str:
         costs = [budget, repr(p.model.flops_per_token), repr(plan.tokens)]
         sizes = [sections.n_once, sections.n_rec, sections.injection + sections.lanes]
         labels = architecture(p.model.component_specs(), r)
-        writer.writerow([r, model.d_model, *costs, *sizes, *labels, p.run.id])
+        writer.writerow([r, model.d_model, *costs, *sizes, *labels, p.seed, p.run.id])
     return text.getvalue()
+
+
+def matching(planned: Sequence[PlannedRun], like: str) -> str | None:
+    """What matching at equal tokens will be able to tell of phi, or why nothing, if losses and noise are as in `like`.
+
+    None for runs with nominal budgets, without both r = 1 and r > 1, or that differ in other things (learning rates).
+    `python -m fitting match` computes it, in a process of its own: nothing here imports the fits.
+    """
+    models = [
+        (p.model.model.num_recurrences, p.model.model.d_model, p.model.plan.tokens, p.seed) for p in planned
+    ]
+    budgets = any(p.model.plan.flops_budget is not None for p in planned)
+    if budgets or len({r > 1 for r, *_ in models}) < 2 or len(set(models)) < len(models):
+        return None
+    # The five packages are installed side by side.
+    beside = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "design.csv"
+        path.write_text(design(planned), encoding="utf-8")
+        asked = [sys.executable, "-m", "fitting", "match", str(path), "--planned", "--quiet", "--like", like]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(beside)}
+        done = subprocess.run(asked, capture_output=True, text=True, env=environment)
+    return "\n".join(filter(None, (done.stdout.strip(), done.stderr.strip().removeprefix("error: "))))

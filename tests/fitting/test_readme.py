@@ -38,7 +38,7 @@ def test_the_law_of_ones_own_fits(tmp_path):
 
 def test_every_command_in_the_readme_parses():
     lines = re.findall(r"^    (python -m fitting .*)$", README, re.M)
-    assert len(lines) == 10
+    assert len(lines) == 11
     for line in lines:
         build_parser().parse_args(shlex.split(line, comments=True)[3:])
     for path in re.findall(r"tests/\S+?\.py", README):

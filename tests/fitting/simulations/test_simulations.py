@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fitting.simulations import comparison, intervals, statuses
+from tests.fitting.simulations import comparison, intervals, matching, statuses
 
 pytestmark = pytest.mark.slow
 
@@ -36,3 +36,10 @@ def test_few_true_powers_are_given_a_rival() -> None:
     values, noise = comparison.NANO_VALUES, comparison.NANO_NOISE
     called, by_aicc = comparison.spurious_rivals(runs, values, noise, grids=30, seed=11)
     assert called <= 5 < by_aicc
+
+
+def test_matching_covers_and_finds_a_drift_and_seldom_contradicts_a_law_that_holds() -> None:
+    holds = matching.scored(matching.CASES["the law holds"], matching.NOISES["quiet"], grids=20)
+    assert holds.covered >= 0.9 * holds.pairs and holds.pooled >= 16 and holds.doubted <= 2
+    drifts = matching.scored(matching.CASES["phi rises by .3"], matching.NOISES["quiet"], grids=20)
+    assert drifts.covered >= 0.9 * drifts.pairs and drifts.pooled >= 16 and drifts.uneven >= 16

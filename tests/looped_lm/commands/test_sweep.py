@@ -55,6 +55,24 @@ def test_a_plan_tells_costs_and_writes_a_design_for_fitting(run_cli: Any, in_fol
     )
 
 
+def test_a_plan_of_equal_tokens_says_what_matching_will_tell(run_cli: Any, in_folder: Path) -> None:
+    text = (
+        "configs: [nano.yaml]\nkeys: {model.head_dim: 8, model.horizon: looped_lm.TokenBudget}\n"
+        "grid:\n  config: [r1.yaml, r8.yaml]\n  model.size: [0.125, 0.25, 0.5]\n"
+        "  model.horizon.tokens: 262144\n  seed_everything: [1, 2]\n"
+    )
+    (in_folder / "tokens.yaml").write_text(text)
+    status, out = run_cli("sweep", "plan", "tokens.yaml", "--csv", "design.csv")
+    assert status == 0 and "expected standard error of phi" in out, out
+    design = load_runs(in_folder / "design.csv", with_loss=False)
+    assert len(design) == 12 and set(design.seed) == {1, 2}
+    (in_folder / "few.yaml").write_text(text.replace("0.125, ", ""))
+    status, out = run_cli("sweep", "plan", "few.yaml")
+    assert status == 0 and "not possible with this design: that needs r=1 runs of 3 widths" in out, out
+    (in_folder / "rates.yaml").write_text(f"{text}  model.transfer.matrix: [0.01, 0.02]\n")
+    assert "atching" not in run_cli("sweep", "plan", "rates.yaml")[1]
+
+
 def test_the_batch_that_fits_is_the_largest_whose_estimate_does(in_folder: Path) -> None:
     (in_folder / "mine.yaml").write_text("grid: {config: r4.yaml, model.size: 1, model.batch_tokens: 16384}")
     (run,) = expand(files.load(Path("mine.yaml")))

@@ -346,6 +346,22 @@ def test_committed_records_are_those_of_the_shipped_sweeps(name: str) -> None:
     assert [run.id for run in shipped(name) if not place.finished(run)] == []
 
 
+def test_the_iso_token_sweep_has_curves_that_enclose_its_loops() -> None:
+    """Widths as asked for (heads do not round them), repeats in the seed alone, and an r = 1 model below every loop."""
+    planned = [Planner().plan(run) for run in shipped("nano_iso_token")]
+    assert len(planned) == 171
+    models = [(p.model.model.num_recurrences, p.model.model.d_model, p.model.plan.tokens) for p in planned]
+    assert set(Counter(models).values()) == {3} and {p.seed for p in planned} == {1, 2, 3}
+    assert {d for r, d, _ in models if r == 1} == {8, 16, 24, 32, 40, 48, 64}
+    assert {tokens for *_, tokens in models} == {262_144, 786_432, 2_359_296}
+    sizes = {
+        loops: [p.model.sections.n for p, (r, *_) in zip(planned, models, strict=True) if (r > 1) == loops]
+        for loops in (False, True)
+    }
+    assert min(sizes[False]) < min(sizes[True])
+    assert max(d for r, d, _ in models if r > 1) < 64
+
+
 def test_what_a_config_merges_may_be_overridden(tmp_path: Path) -> None:
     file = tmp_path / "merged.yaml"
     file.write_text("a: &a {size: 1, depth: 2}\nb: {<<: *a, size: 3}\n")
