@@ -59,6 +59,8 @@ def _add_judging_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             option, type=float, default=limit, metavar="X", help=f"{text} (default: {limit:g})"
         )
+    text = "doubt a fit to fewer cells than parameters and so many (default: 2)"
+    parser.add_argument("--least-spare-cells", type=int, default=2, metavar="N", help=text)
 
 
 def run(options: argparse.Namespace) -> int:

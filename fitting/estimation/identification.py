@@ -11,7 +11,7 @@ from fitting.data.runs import Runs
 from fitting.errors import FitError
 from fitting.estimation.fits import fit
 from fitting.estimation.objective import DELTA, psi, robust_scale
-from fitting.estimation.resampling import no_bootstrap, refit, reported_range
+from fitting.estimation.resampling import refit, reported_range
 from fitting.estimation.results import FitResult, Status
 from fitting.estimation.solver import LARGE
 from fitting.laws import Inputs, Law
@@ -28,6 +28,8 @@ class Limits:
     """RMSE over the median spread (standard deviation) between r at equal budget and width."""
     outlier_mads: float = 6.0
     """Distance of a log-residual from the median, in standard deviations by the median absolute deviation."""
+    least_spare_cells: int = 2
+    """Cells beyond the number of parameters: with one, no resample but the whole grid can carry the law."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -132,14 +134,12 @@ def _without_each(result: FitResult, x: Inputs, observed: np.ndarray, workers: i
 
 
 def _of_interval(runs: Runs, result: FitResult, name: str, limits: Limits) -> list[tuple[Status, str]]:
-    quoted, parameters = result.recommended(name), len(result.theta)
+    quoted, need = result.recommended(name), len(result.theta) + limits.least_spare_cells
+    if runs.cell_count < need:
+        cells = f"{runs.cell_count} cells ({runs.cells_by}, architecture) are too few to say how far {name} is known"
+        return [(Status.NOT_IDENTIFIED, f"{cells}; at least {need} are needed. Add budgets or architectures")]
     if quoted is None:
-        if runs.cell_count > parameters:
-            return []  # No bootstrap was asked for.
-        reason = no_bootstrap(runs.cell_count, parameters, 10**6)
-        return [
-            (Status.NOT_IDENTIFIED, f"no interval of {name}: {reason}; at least {parameters + 1} are needed")
-        ]
+        return []  # No bootstrap was asked for.
     (low, high), _ = reported_range(result.law, name)
     shown = f"the interval of {name}, [{quoted.low:.2f}, {quoted.high:.2f}],"
     more = "Add runs: `python -m fitting plan` says which"

@@ -75,9 +75,10 @@ def test_cells_that_are_too_few_say_how_many_are_needed() -> None:
     found = fit(runs, starts=60)
     told, _ = judged(runs, found, "phi", Limits())
     assert runs.cell_count <= 6 and Status.NOT_IDENTIFIED in dict(told.problems)
-    assert (
-        f"{runs.cell_count} blocks cannot carry" in told.message and "at least 7 are needed" in told.message
-    )
+    assert f"{runs.cell_count} cells (budget, architecture)" in told.message
+    assert "at least 8 are needed" in told.message
+    more = judged(runs, found, "phi", Limits(least_spare_cells=9))[0].message
+    assert "at least 15 are needed" in more
 
 
 def table(path: Path, change: dict[int, float], rows: slice = slice(None)) -> Path:
@@ -112,7 +113,7 @@ def test_seven_runs_for_six_parameters_identify_nothing(
     path = table(tmp_path / "seven_runs.csv", {}, slice(0, None, 17))
     assert main(["fit", str(path), "--quiet", "--no-rivals", "--starts", "60", "--bootstrap", "50"]) == 1
     out, err = capsys.readouterr()
-    assert "not identified" in err and "Identification" in out
+    assert "not identified" in err and "at least 8 are needed" in err and "Identification" in out
     # Amplitudes stay positive, phi inside its box.
     low, high = (float(x) for x in out.split("  phi ")[1].split("[")[1].split("]")[0].split(", "))
     assert -3 <= low <= high <= 3

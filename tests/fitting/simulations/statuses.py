@@ -18,7 +18,7 @@ from tests.fitting.simulations.grids import designs, drawn, truth
 GRIDS, RESAMPLES = 200, 200
 #: Design, and how much louder its noise is made.
 NARROW = (("paper, 24 cells", 1.0), ("nano, quiet", 1.0), ("9 cells", 1.0))
-WIDE = (("paper, 24 cells", 25.0), ("nano, 12 cells", 6.0), ("8 cells", 15.0))
+WIDE = (("paper, 24 cells", 10.0), ("nano, 12 cells", 3.25), ("8 cells", 5.5))
 
 
 def design(name: str, louder: float) -> tuple[Runs, Noise]:
