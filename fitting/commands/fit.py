@@ -51,7 +51,11 @@ def _add_judging_options(parser: argparse.ArgumentParser) -> None:
         "--least-squares", dest="delta", action="store_const", const=None, help="squares of all residuals"
     )
     for option, limit, text in (
-        ("--widest-interval", 1.0, "doubt phi if its quoted interval is wider"),
+        (
+            "--widest-interval",
+            1.0,
+            "doubt phi if its quoted interval is wider, or reaches further than half of it to one side",
+        ),
         ("--least-r-squared", 0.9, "doubt a fit whose R² is below"),
         ("--largest-misfit", 1.0, "doubt a fit whose RMSE is above this many times the spread between r"),
         ("--outlier-mads", 6.0, "name runs beyond this many robust standard deviations"),

@@ -22,7 +22,7 @@ class Limits:
     """From where on a fit is doubted. Raises `FitError` for a limit that is not positive."""
 
     widest_interval: float = 1.0
-    """Of the quoted interval of phi."""
+    """Of the quoted interval of phi, if both sides were as long as the longer one."""
     least_r_squared: float = 0.9
     largest_misfit: float = 1.0
     """RMSE over the median spread (standard deviation) between r at equal budget and width."""
@@ -145,8 +145,10 @@ def _of_interval(runs: Runs, result: FitResult, name: str, limits: Limits) -> li
     more = "Add runs: `python -m fitting plan` says which"
     if quoted.low <= low or quoted.high >= high:
         return [(Status.NOT_IDENTIFIED, f"{shown} reaches the end of the box [{low:g}, {high:g}]. {more}")]
-    if name == "phi" and quoted.high - quoted.low > limits.widest_interval:
-        return [(Status.NOT_IDENTIFIED, f"{shown} is wider than {limits.widest_interval:g}. {more}")]
+    longer = max(quoted.high - result[name], result[name] - quoted.low)
+    if name == "phi" and 2 * longer > limits.widest_interval:
+        reach = f"reaches {longer:.2f} from the estimate, more than half of {limits.widest_interval:g}"
+        return [(Status.NOT_IDENTIFIED, f"{shown} {reach}. {more}")]
     return []
 
 

@@ -60,7 +60,7 @@ def test_the_papers_grid_is_identified(result: FitResult) -> None:
 
 def test_every_limit_has_its_status(result: FitResult) -> None:
     assert statuses(GRID, quoted(result, 0.0, 1.2)) == {Status.NOT_IDENTIFIED}
-    assert statuses(GRID, quoted(result, 0.0, 1.2), widest_interval=1.3) == set()
+    assert statuses(GRID, quoted(result, 0.0, 1.2), widest_interval=1.6) == set()
     assert statuses(GRID, quoted(result, -3.0, -2.5)) == {Status.NOT_IDENTIFIED, Status.ONE_RUN_DECIDES}
     assert statuses(GRID, quoted(result, result["phi"], result["phi"])) == {Status.ONE_RUN_DECIDES}
     assert statuses(GRID, result, least_r_squared=0.999) == {Status.POOR_FIT}
