@@ -18,7 +18,7 @@ from fitting.data.splits import Split
 from fitting.errors import FitError
 from fitting.estimation.calibration import Claim, Fitted, gain, noise_left, objectives, share, simulated_gains
 from fitting.estimation.fits import WORST_CONDITION, at_bounds, conditioning, fit
-from fitting.estimation.resampling import one_step, refit
+from fitting.estimation.resampling import refit, refit_many
 from fitting.estimation.results import FitResult
 from fitting.estimation.solver import LARGE
 from fitting.laws import Inputs, JointLaw, Law, multipliers
@@ -142,7 +142,7 @@ def leave_out(
     observed = np.log(runs.val_loss)
     if len(runs) > LARGE:
         blocks = np.searchsorted(labels, groups)
-        theta = one_step(result, x, observed, blocks, 1.0 - np.eye(len(labels)))
+        theta = refit_many(result, x, observed, blocks, 1.0 - np.eye(len(labels)), workers)
     else:
         weights = np.array([(groups != label).astype(float) for label in labels])
         theta = refit(result.law, x, observed, result.theta, weights, result.seed, workers, result.delta)

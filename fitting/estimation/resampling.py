@@ -16,7 +16,7 @@ from fitting.errors import FitError
 from fitting.estimation.objective import DELTA, psi
 from fitting.estimation.profile import profile_interval
 from fitting.estimation.results import FitResult, Interval, Intervals
-from fitting.estimation.solver import LARGE, Problem, multi_start
+from fitting.estimation.solver import LARGE, Problem, minimise, multi_start
 from fitting.laws import Inputs, Law
 
 FEWEST_RESAMPLES = 20
@@ -24,6 +24,11 @@ _PERTURBED = 3
 _SPREAD = 0.03
 # The starts of a resample meet within a few steps: only the better ones go on.
 _STAGES = ((8, 0.0, 2), (10, 0.0, 1))
+_MANY_BLOCKS = 1000
+# Steps on all runs from the solution for a part of them: what is left is a hundredth of an interval.
+_STEPS_ON_ALL = 2
+# Weights held at once.
+_AT_ONCE = 10_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +79,7 @@ def refit(
 def one_step(
     result: FitResult, x: Inputs, log_loss: np.ndarray, blocks: np.ndarray, counts: np.ndarray
 ) -> np.ndarray:
-    """theta (R, P) of resamples by one Newton step from the fit, for more runs than refits are feasible with.
+    """theta (R, P) of resamples by one Newton step from the fit, for more runs and blocks than refits can do.
 
     `blocks` (n,) numbers the block of each run, `counts` (R, G) how often each is drawn. The step is that of the Huber
     objective with the law linear around the fit: residuals beyond delta have no curvature.
@@ -97,6 +102,36 @@ def one_step(
     step = np.linalg.solve(total, ((counts @ gradient) * scale)[:, :, None])[:, :, 0] * scale
     low, high = np.asarray(result.law.bounds, dtype=float).T
     return np.asarray(np.clip(result.theta - step, low, high))
+
+
+def refit_many(
+    result: FitResult,
+    x: Inputs,
+    log_loss: np.ndarray,
+    blocks: np.ndarray,
+    counts: np.ndarray,
+    workers: int | None = None,
+) -> np.ndarray:
+    """theta (R, P) of resamples of more than `LARGE` runs: refits on `LARGE` of them, then two steps on all.
+
+    `blocks` and `counts` are as in `one_step`, good enough for many blocks, of which none moves the fit far. Of
+    the paper's 24 cells with offsets beyond delta it makes intervals a sixth too wide.
+    """
+    if counts.shape[1] > _MANY_BLOCKS:
+        return one_step(result, x, log_loss, blocks, counts)
+    order = np.random.default_rng(result.seed).permutation(len(log_loss))
+    order = order[np.argsort(blocks[order], kind="stable")]
+    few = np.sort(order[np.linspace(0, len(order) - 1, LARGE).round().astype(int)])
+    law, delta = result.law, result.delta
+    weights = counts[:, blocks[few]]
+    near = refit(law, x.take(few), log_loss[few], result.theta, weights, result.seed, workers, delta)
+    low, high = np.asarray(law.bounds, dtype=float).T
+    found, together = [], max(1, _AT_ONCE // len(log_loss))
+    for first in range(0, len(counts), together):
+        part = slice(first, first + together)
+        problem = Problem(law, x, log_loss, counts[part][:, blocks], low, high, delta)
+        found.append(minimise(problem, near[part], _STEPS_ON_ALL, workers, damping=1e-3).theta)
+    return np.concatenate(found)
 
 
 def no_bootstrap(blocks: int, parameters: int, resamples: int) -> str | None:
@@ -127,7 +162,7 @@ def resample(
         raise FitError(reason)
     counts = draw_counts(count, resamples, np.random.default_rng(seed))
     if len(log_loss) > LARGE:
-        return Resampled(result.law, one_step(result, x, log_loss, blocks, counts), counts)
+        return Resampled(result.law, refit_many(result, x, log_loss, blocks, counts, workers), counts)
     theta = refit(result.law, x, log_loss, result.theta, counts[:, blocks], seed, workers, result.delta)
     return Resampled(result.law, theta, counts)
 

@@ -22,9 +22,10 @@ from fitting.estimation.objective import DELTA, huber, psi
 from fitting.laws import Inputs, Law
 
 LARGE = 5000
-"""Runs from which on the search sees a part of them, and resamples take one step from the fit."""
+"""Runs from which on the search sees a part of them, and resamples take few steps on all."""
 CHUNK = 50
-"""Problems solved together: few enough for the cache, and a fixed number, so that workers change no result."""
+"""Problems of up to `LARGE` runs solved together: few enough for the cache, and a fixed number, so that workers change
+no result."""
 MAX_ITERATIONS = 400
 # After so many iterations, a multi-start keeps this fraction of a group's starts, and at least so many.
 STAGES = ((10, 0.4, 60), (10, 0.2, 40), (16, 0.08, 24), (40, 0.04, 12))
@@ -83,13 +84,21 @@ def workers_available() -> int:
 
 
 def minimise(
-    problem: Problem, starts: np.ndarray, max_iterations: int = MAX_ITERATIONS, workers: int | None = None
+    problem: Problem,
+    starts: np.ndarray,
+    max_iterations: int = MAX_ITERATIONS,
+    workers: int | None = None,
+    damping: float = 1.0,
 ) -> Solutions:
-    """Minimise S problems from `starts` (S, P). Any number of workers gives the same bits."""
-    slices = [np.arange(i, min(i + CHUNK, len(starts))) for i in range(0, len(starts), CHUNK)]
+    """Minimise S problems from `starts` (S, P). Any number of workers gives the same bits.
+
+    `damping` is that of the first step: less than 1 where the starts are near the solution.
+    """
+    chunk = max(1, min(CHUNK, CHUNK * LARGE // len(problem.x)))
+    slices = [np.arange(i, min(i + chunk, len(starts))) for i in range(0, len(starts), chunk)]
 
     def solve(part: np.ndarray) -> Solutions:
-        return _minimise_chunk(problem.take(part), starts[part], max_iterations)
+        return _minimise_chunk(problem.take(part), starts[part], max_iterations, damping)
 
     with ThreadPoolExecutor(min(workers or workers_available(), len(slices))) as pool:
         parts = list(pool.map(solve, slices))
@@ -195,12 +204,12 @@ def _step(problem: Problem, state: _State, damping: np.ndarray) -> tuple[np.ndar
     return step, gradient, -0.5 * (step * gradient).sum(axis=1)
 
 
-def _minimise_chunk(problem: Problem, starts: np.ndarray, max_iterations: int) -> Solutions:
+def _minimise_chunk(problem: Problem, starts: np.ndarray, max_iterations: int, first: float) -> Solutions:
     state = _evaluate(problem, np.clip(starts, problem.lower, problem.upper))
     size = len(starts)
     vectors, numbers = np.empty_like(state.theta), np.empty(size)
     final = Solutions(vectors, numbers, vectors.copy(), numbers.copy(), np.empty(size, dtype=int))
-    part, active, damping = problem, np.arange(size), np.ones(size)
+    part, active, damping = problem, np.arange(size), np.full(size, first)
     for iteration in range(max_iterations + 1):
         step, gradient, predicted = _step(part, state, damping)
         # Converged; or at rounding error, where no step is measurably better.
