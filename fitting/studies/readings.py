@@ -313,7 +313,7 @@ def _of_constants(
         drawn = pairs_of(np.exp(log_loss + draw(simulations, np.random.default_rng([seed, 3]))))
         clean = log_loss - joint.log_residuals
         null = pairs_of(np.exp(clean + draw(simulations, np.random.default_rng([seed, 1]))))
-        weights = 1 / _spread(drawn) ** 2
+        weights = _precision(_spread(drawn))
 
         def statistic(values: np.ndarray) -> np.ndarray:
             apart = np.clip(values, -LIMIT, LIMIT) - np.median(values, axis=1, keepdims=True)
@@ -337,7 +337,11 @@ def _of_constants(
     )  # fmt: skip
     centred = drawn - drawn.mean(axis=0)
     trend = _trend(
-        "budget", at["budget"], phi, np.where(inside, 1 / errors**2, 0.0), centred.T @ centred / len(drawn)
+        "budget",
+        at["budget"],
+        phi,
+        np.where(inside, _precision(errors), 0.0),
+        centred.T @ centred / len(drawn),
     )
     everything = group(None, phi == phi)
     told = {name: result[name] for name in ("A", "alpha", "B", "beta")}
@@ -359,6 +363,11 @@ def _spread(values: np.ndarray) -> np.ndarray:
     """Robust standard deviations (P,) of draws (S, P): half of the central 68.27%."""
     low, high = np.percentile(values, (15.865, 84.135), axis=0)
     return np.asarray(high - low) / 2
+
+
+def _precision(errors: np.ndarray) -> np.ndarray:
+    """1/error²; 0 where draws never differ, as those that all lie beyond what is compared."""
+    return np.asarray(np.divide(1, errors**2, out=np.zeros_like(errors), where=errors > 0))
 
 
 def _number(value: float) -> float | None:

@@ -93,6 +93,7 @@ def table(path: Path, change: dict[int, float], rows: slice = slice(None)) -> Pa
     return path
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_a_mistyped_loss_is_named_and_the_exit_status_is_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
