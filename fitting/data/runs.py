@@ -20,6 +20,8 @@ COUNT_TOLERANCE = 1e-4
 COUNTS = ("total", "active", "with-embedding")
 """What N counts: all parameters but embedding and head, those of them that one token uses, or all."""
 CELLS_BY_BUDGET = "budget"
+FEWEST_CELLS = 8
+"""Cells that a grouping other than by budget needs: fewer carry no bootstrap of a law."""
 CELL_TOLERANCE = 0.02
 """Runs without a nominal budget share a cell when their FLOPs differ by less than this fraction."""
 
@@ -140,7 +142,7 @@ class Runs:
 
         Runs of one budget and architecture share one. Where budgets are not given and most runs would be alone in
         theirs, groups are those of equal tokens, of budgets within a factor of two, or single runs, whichever comes
-        first and leaves at most half as many cells as runs.
+        first and leaves at least `FEWEST_CELLS` and at most half as many cells as runs.
         """
         decades = np.floor(np.log2(self.training_flops / self.training_flops.min()) + 1e-9)
         tokens = np.round(np.log(self.tokens) / CELL_TOLERANCE)
@@ -150,7 +152,11 @@ class Runs:
             keys = list(zip(group.tolist(), self.architecture.tolist(), strict=True))
             index = {key: number for number, key in enumerate(dict.fromkeys(keys))}
             given = by == CELLS_BY_BUDGET and not np.isnan(self.flops_budget).all()
-            if given or (len(index) <= len(self) / 2 and (by != "tokens" or several)):
+            if by == CELLS_BY_BUDGET:
+                enough = given or len(index) <= len(self) / 2
+            else:
+                enough = FEWEST_CELLS <= len(index) <= len(self) / 2 and (by != "tokens" or several)
+            if enough:
                 return by, np.array([index[key] for key in keys], dtype=int)
         return "run", np.arange(len(self))
 
