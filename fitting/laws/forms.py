@@ -7,11 +7,16 @@ from abc import abstractmethod
 import numpy as np
 
 from fitting.data.splits import PAPER, Split
+from fitting.errors import FitError
 from fitting.laws.law import Inputs, Law
 from fitting.laws.multipliers import Multiplier, Power
 
 # The box of the paper's fits, in solver coordinates.
 _LOG_AMPLITUDE, _EXPONENT, _LOG_E = (-5.0, 35.0), (0.0, 2.5), (-3.0, 2.0)
+
+
+SAME_TOKENS = 0.02
+"""Token counts this close in logarithm are one."""
 
 
 class AdditiveLaw(Law):
@@ -155,6 +160,15 @@ class OneTokenLaw(AdditiveLaw):
         self.bounds = self.joint.bounds[kept]
         self.log_parameters = self.joint.log_parameters - {"B"}
         self.needs_several_r = self.joint.needs_several_r
+
+    def bound_to(self, x: Inputs) -> OneTokenLaw:
+        """This law. Raises `FitError` for runs of several token counts, whose differences it cannot explain."""
+        if np.ptp(x.log_tokens) > SAME_TOKENS:
+            raise FitError(
+                f"The runs saw from {x.tokens.min():.3g} to {x.tokens.max():.3g} tokens, and this law is for one token "
+                "count. Choose one with --where, or fit the joint law"
+            )
+        return OneTokenLaw(self.joint.multiplier.bound_to(x.r, x.flops, x.tokens), self.split)
 
     def effective_size(self, psi: np.ndarray, x: Inputs) -> tuple[np.ndarray, np.ndarray]:
         return self.joint.effective_size(psi, x)

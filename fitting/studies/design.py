@@ -12,10 +12,11 @@ from fitting.data.runs import Runs, concatenate
 from fitting.errors import FitError
 from fitting.estimation.resampling import draw_counts, refit, widening
 from fitting.laws import Inputs, JointLaw, Law, OneTokenLaw
+from fitting.laws.forms import SAME_TOKENS
 from fitting.studies.planner import Noise, psi_moments
 
-SAME = 0.02
-"""Token counts, or ratios of tokens to parameters, this close in logarithm are one."""
+SAME_RATIO = 0.02
+"""Ratios of tokens to parameters this close in logarithm are one."""
 _Z = 1.959964
 _SIMULATED, _RESAMPLES, _ROUNDS = 100, 100, 5
 
@@ -61,10 +62,10 @@ def law_for(runs: Runs, multiplier_law: JointLaw) -> Law:
 
     There any alpha with its own beta explains the same losses, whatever phi.
     """
-    if np.ptp(np.log(runs.tokens)) < SAME:
+    if np.ptp(np.log(runs.tokens)) < SAME_TOKENS:
         return OneTokenLaw(multiplier_law.multiplier, multiplier_law.split)
     ratio = np.log(runs.tokens / runs.n_total)
-    if np.ptp(ratio) < SAME:
+    if np.ptp(ratio) < SAME_RATIO:
         raise FitError(
             f"All {len(runs)} runs of the menu have one ratio of tokens to parameters, {np.exp(ratio.mean()):.3g}: "
             "size and tokens move together, so alpha, beta and phi are not identified. Give several ratios, as runs of "

@@ -11,7 +11,7 @@ from fitting.errors import FitError
 from fitting.estimation.diagnostics import Scatter, no_cell_with_two_runs, scatter
 from fitting.estimation.resampling import Resampled, resample
 from fitting.estimation.results import FitResult
-from fitting.laws import AdditiveLaw, JointLaw
+from fitting.laws import AdditiveLaw, JointLaw, OneTokenLaw
 from fitting.studies.allocation import law_optimum
 from fitting.studies.widths import Widths
 
@@ -63,10 +63,14 @@ def forecast(
     """Predict loss and best r for `budget` training FLOPs, with forward FLOPs per token at most `inference_cap`.
 
     Intervals add the spread of the bootstrap, widened by sqrt(G/(G-p)), to the scatter of runs and cells.
-    Raises `FitError` for a budget that is not a positive number.
+    Raises `FitError` for a budget that is not a positive number, or a law without tokens.
     """
     if not (np.isfinite(budget) and budget > 0):
         raise FitError(f"The budget is {budget} FLOPs. Give a positive number")
+    if isinstance(result.law, OneTokenLaw):
+        raise FitError(
+            "Runs of one token count do not say what tokens are worth. Fit runs of several, by the joint law"
+        )
     together = no_cell_with_two_runs(runs.cell)
     if together:
         # The whole scatter, which is what a new run has, is still known.

@@ -15,10 +15,11 @@ from fitting.__main__ import main
 from fitting.data.runs import Runs
 from fitting.errors import FitError
 from fitting.estimation.fits import gradient_error
-from fitting.estimation.resampling import widening
+from fitting.estimation.resampling import resample, widening
 from fitting.laws import OneTokenLaw
 from fitting.studies.design import _Pool, design, law_for
 from fitting.studies.planner import Noise, half_width
+from fitting.studies.prediction import forecast
 
 GRID = load_grid()
 LAW = JointLaw()
@@ -47,6 +48,13 @@ def test_one_token_count_gives_phi_without_beta() -> None:
     size = x.n_once + runs.r**0.7 * x.n_rec
     assert np.allclose(law.predict(theta[None], x)[0], 1.9 + 20 * size**-0.25, rtol=1e-12)
     assert gradient_error(law, theta, x) is None
+    with pytest.raises(
+        FitError, match="saw from 3.24e.08 to 7.97e.09 tokens, and this law is for one token count"
+    ):
+        fit(GRID, law, starts=20)
+    drawn = resample(found, x, np.log(runs.val_loss), np.arange(len(runs)), 20, 0)
+    with pytest.raises(FitError, match="do not say what tokens are worth"):
+        forecast(runs, found, 1e19, drawn)
 
 
 def test_the_command_fits_one_token_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
