@@ -19,6 +19,7 @@ from fitting.errors import FitError
 if TYPE_CHECKING:
     from fitting.data.runs import Runs
     from fitting.data.splits import Split
+    from fitting.estimation.results import FitResult
     from fitting.laws import Law
     from fitting.report.document import Section
     from fitting.report.report import Reported
@@ -122,6 +123,14 @@ def load(paths: Iterable[str], count: str, how: Reading | None = None, with_loss
     from fitting.data.loading import load_runs
 
     return load_runs(*named(paths), with_loss=with_loss, reading=how).counting(count)
+
+
+def check_unit(options: argparse.Namespace, result: FitResult, runs: Runs) -> None:
+    """Refuse losses whose fitted E shows that they are bits, unless their unit was given. Raises `FitError`."""
+    from fitting.data.comparable import refuse_bits
+
+    if options.loss_unit is None and "E" in result.parameters and result.r_squared > 0.9:
+        refuse_bits(result["E"], float(runs.n_total.max()))
 
 
 def choices(kind: Callable[..., T], options: argparse.Namespace) -> T:

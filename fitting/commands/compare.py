@@ -74,6 +74,7 @@ def derive(
     """The content of comparison.json, as `fit.derive` makes that of fit.json; `paths` are baseline and study."""
     from fitting.commands.sources import named, naming
     from fitting.data import provenance
+    from fitting.data.comparable import refuse_bits
     from fitting.studies.comparison import PairedWithExcluded, compare
 
     if len(paths) != 2:
@@ -87,6 +88,8 @@ def derive(
         with_them.append(before.renamed(name))
     search = {**vars(settings), "split": common.split_of(chosen, *with_them), "progress": progress}
     found = compare(*arms, **search)
+    if chosen.reading.loss_unit is None and not found.problems:
+        refuse_bits(found.readings[0].parameters["E"], float(max(arm.n_total.max() for arm in arms)))
     excluded = None
     if list(map(len, arms)) != list(map(len, with_them)):
         try:

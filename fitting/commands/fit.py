@@ -107,6 +107,6 @@ def derive(
     law = common.law_of(chosen, before)
     analysis = analyse(kept, law, settings, without_exclusions=before, progress=progress)
     floor = analysis.fit.parameters.get("E")
-    if floor is not None and chosen.reading.loss_unit is None and analysis.fit.status == "ok":
+    if floor is not None and chosen.reading.loss_unit is None and analysis.fit.r_squared > 0.9:
         refuse_bits(floor, float(kept.n_total.max()))
     return replace(analysis, provenance=provenance.describe(named(paths), files, common.stated(chosen), name))

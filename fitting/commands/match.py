@@ -44,8 +44,8 @@ def run(options: argparse.Namespace) -> int:
     law = law_for(runs, JointLaw(split=common.split_of(options, before)))
     search = {name: getattr(options, name) for name in ("starts", "seed", "workers")}
     found = match(runs, law, simulations=options.grids, progress=common.progress(options), **search)
-    numbers = found.to_dict() | {"excluded": runs.excluded}
-    common.show(options, numbers, [*matching_sections(found), *left_out_sections(runs.excluded)])
+    numbers = found.to_dict() | {"excluded": runs.excluded, "mixed": runs.mixed}
+    common.show(options, numbers, [*matching_sections(found), *left_out_sections(runs)])
     return common.verdict(found.doubts)
 
 

@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
     study = options.delta_phi
     found = plan(design, law, truth.parameters, noise, study=study, progress=progress, **asked, **search)
     numbers = found.to_dict() | {"truth": truth.to_dict(), "excluded": design.excluded}
-    common.show(options, numbers, [*plan_sections(found), *left_out_sections(design.excluded)])
+    common.show(options, numbers, [*plan_sections(found), *left_out_sections(design)])
     if not found.trusted:
         doubts.append(f"the design: condition number {found.condition:.1e}, phi is hardly identified")
     return common.verdict(doubts)
@@ -103,7 +103,7 @@ def _design(
     progress = common.progress(options)
     found = design(menu, law, truth.parameters, noise, existing=existing, progress=progress, **asked)
     numbers = {**plain(found), "truth": truth.to_dict(), "excluded": menu.excluded}
-    common.show(options, numbers, [*design_sections(found), *left_out_sections(menu.excluded)])
+    common.show(options, numbers, [*design_sections(found), *left_out_sections(menu)])
     if not found.reached:
         doubts.append(
             f"the design found gives {found.half_width:.3f}, not {found.target:g}. Give a wider menu"

@@ -42,7 +42,8 @@ def run(options: argparse.Namespace) -> int:
     law = common.law_of(options, before)
     search = {"starts": options.starts, "seed": options.seed, "workers": options.workers}
     result = fit(runs, law, **search)
-    found: dict = {"fit": result.to_dict(), "forecasts": [], "equivalents": []}
+    common.check_unit(options, result, runs)
+    found: dict = {"fit": result.to_dict(), "forecasts": [], "equivalents": [], "mixed": runs.mixed}
     name, split = parameter_of_interest(result), result.law.split.name
     said: list[str | Table] = [
         f"{result.law.name}, split {split}, {len(runs)} runs: {name} = {result[name]:.4f}. Status: "
@@ -63,5 +64,5 @@ def run(options: argparse.Namespace) -> int:
     if options.equivalent is not None:
         found["equivalents"] = equivalents(runs, result, options.equivalent)
         sections.append(equivalent_section(options.equivalent, split, found["equivalents"]))
-    common.show(options, found, [*sections, *left_out_sections(runs.excluded)])
+    common.show(options, found, [*sections, *left_out_sections(runs)])
     return common.verdict([] if result.trusted else [result.message])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fitting.data.comparable import SAME
 from fitting.data.reading import Reading
 from fitting.data.runs import COUNT_TOLERANCE
 from fitting.records import FLOPS_CONVENTIONS, RecordError
@@ -66,6 +67,11 @@ def read_csv(path: Path, with_loss: bool, reading: Reading) -> list[dict[str, An
         elif required is not _REQUIRED:
             needed = f"A table of ordinary transformers needs the columns: {_ORDINARY}, tokens, val_loss"
         raise RecordError(str(path), missing[0], "is missing", f"{needed}. --columns OURS=THEIRS renames")
+    known = {*_REQUIRED, *_OPTIONAL, *SAME}
+    for name in header:
+        if name not in known and name.lower() in known and name.lower() not in header:
+            way_out = "Names of columns are in lower case. Rename it, or --columns OURS=THEIRS does"
+            raise RecordError(str(path), name, f"is no column; is it {name.lower()}?", way_out)
     doubled = [name for name in header if header.count(name) > 1]
     if doubled:
         raise RecordError(str(path), doubled[0], "names two columns", "Rename or remove one of them")

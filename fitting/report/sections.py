@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fitting.data.runs import Exclusion
+from fitting.data.runs import Exclusion, Runs
 from fitting.estimation.calibration import LEVEL
 from fitting.estimation.diagnostics import Attempt, RivalFit, RivalRefused, Scatter
 from fitting.estimation.identification import Judgement, LackOfFit, Sensitivity
@@ -65,10 +65,14 @@ def gaps_table(gaps: Sequence[Gap], form: str) -> Table:
     return Table(["r", *(f"{c:.3g}" for c in budgets)], rows)
 
 
-def left_out_sections(excluded: Sequence[Exclusion]) -> list[Section]:
-    """A section on the runs that were left out, if there are any."""
-    lines = [f"left out: {gone.source} ({gone.rule})" for gone in excluded]
-    return [Section("Runs left out", ["\n".join(lines)])] if lines else []
+MIXED = "Mixed runs, whose losses may not compare"
+
+
+def left_out_sections(runs: Runs) -> list[Section]:
+    """Sections on the runs that were left out, and on how the others differ where that was allowed."""
+    lines = [f"left out: {gone.source} ({gone.rule})" for gone in runs.excluded]
+    found = [Section("Runs left out", ["\n".join(lines)])] if lines else []
+    return [*found, *([Section(MIXED, list(runs.mixed))] if runs.mixed else [])]
 
 
 def with_them_text(with_them: Attempt, name: str) -> str:
@@ -410,5 +414,5 @@ def _data(data: Data) -> Section:
             f" The runs are not iso-FLOPs: cells of the bootstrap are by {data.cells_by} and architecture."
         )
     if data.mixed:
-        sentence += f" **Mixed runs, whose losses may not compare**: {'; '.join(data.mixed)}."
+        sentence += f" **{MIXED}**: {'; '.join(data.mixed)}."
     return Section("Data", [sentence, excluded_table(data.excluded, "excluded run")])

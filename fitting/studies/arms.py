@@ -76,7 +76,9 @@ class Arms:
             if both.source[i] != both.source[twin]:
                 which = f"d_model {both.d_model[i]:g}, budget {both.budget[i]:.3g}, seed {both.seed[i]:g}"
                 dropped.append(Exclusion(str(both.source[i]), f"r=1 run shared with the baseline ({which})"))
-        warnings = []
+        warnings = (
+            [f"mixed runs, whose losses may not compare: {'; '.join(both.mixed)}"] if both.mixed else []
+        )
         if differing:
             warnings.append(
                 f"{len(differing)} shared r=1 runs have other losses in the study than in the baseline (up to "

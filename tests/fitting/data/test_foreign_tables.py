@@ -65,6 +65,8 @@ def test_empty_files_and_other_headers_are_refused_by_name(
         RecordError, match="'val_loss': is missing. Is it VAL_LOSS.*--columns OURS=THEIRS renames"
     ):
         load_runs(write(rows))
+    with pytest.raises(RecordError, match="'Seed': is no column; is it seed."):
+        load_runs(write([{**row, "Seed": 1} for row in ROWS]))
     renamed = load_runs(write(rows), reading=Reading(columns=("val_loss=VAL_LOSS",)))
     assert np.array_equal(renamed.val_loss, load_grid().val_loss)
     with pytest.raises(RecordError, match="'L': is named by --columns and is not there. The columns are: r,"):
@@ -89,6 +91,9 @@ def test_losses_in_another_unit_are_refused_or_converted(
     assert main(["fit", str(bits), *options]) == 2
     assert "E is 2.26" in (told := capsys.readouterr().err) and "Give --loss-unit bits" in told
     assert main(["fit", str(bits), *options, "--loss-unit", "bits"]) == 0
+    for command in (["predict", str(bits), "--equivalent", "1e9"], ["compare", str(bits), str(bits)]):
+        assert main([*command, "--quiet", "--starts", "40", "--bootstrap", "0"]) == 2, command
+        assert "Give --loss-unit bits" in capsys.readouterr().err
     assert np.allclose(load_runs(bits, reading=Reading(loss_unit="bits")).val_loss, nats, rtol=1e-14)
     assert np.allclose(load_runs(bits, reading=Reading(loss_unit="nats")).val_loss, nats / math.log(2))
     per_byte = write(changed(val_loss=lambda row: float(row["val_loss"]) / math.log(2) / 4.4))
@@ -149,11 +154,21 @@ def test_runs_whose_losses_do_not_compare_are_refused_unless_allowed(
     assert "--allow-mixed" in capsys.readouterr().err
     assert main(["fit", str(path), *options, "--allow-mixed"]) == 0
     assert "Mixed runs, whose losses may not compare" in capsys.readouterr().out
+    for command in (
+        ["predict", str(path), "--equivalent", "1e9", "--bootstrap", "0"],
+        ["match", str(path), "--grids", "0"],
+    ):
+        main([*command, "--quiet", "--starts", "40", "--allow-mixed"])
+        assert "Mixed runs, whose losses may not compare" in capsys.readouterr().out, command
     one = write([{**row, "data": "x"} for row in ROWS], name="one.csv")
     two = write([{**row, "data": "y"} for row in ROWS], name="two.csv")
     with pytest.raises(FitError, match="data differs between runs"):
         concatenate(load_runs(one), load_runs(two))
     assert main(["compare", str(one), str(two), "--quiet", "--bootstrap", "0"]) == 2
+    options = ["--quiet", "--bootstrap", "0", "--grids", "0", "--starts", "40", "--allow-mixed"]
+    capsys.readouterr()
+    main(["compare", str(one), str(two), *options])
+    assert "Warning: mixed runs, whose losses may not compare: data differs" in capsys.readouterr().out
 
 
 def test_records_of_several_data_sets_are_refused(tmp_path: Path) -> None:
