@@ -130,7 +130,12 @@ def check_unit(options: argparse.Namespace, result: FitResult, runs: Runs) -> No
     from fitting.data.comparable import refuse_bits
 
     if options.loss_unit is None and "E" in result.parameters and result.r_squared > 0.9:
-        refuse_bits(result["E"], float(runs.n_total.max()))
+        refuse_bits(result["E"], float(runs.n_total.max()), span(runs))
+
+
+def span(runs: Runs) -> float:
+    """Ratio of the largest training FLOPs to the smallest."""
+    return float(runs.training_flops.max() / runs.training_flops.min())
 
 
 def choices(kind: Callable[..., T], options: argparse.Namespace) -> T:

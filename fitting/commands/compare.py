@@ -89,7 +89,8 @@ def derive(
     search = {**vars(settings), "split": common.split_of(chosen, *with_them), "progress": progress}
     found = compare(*arms, **search)
     if chosen.reading.loss_unit is None and not found.problems:
-        refuse_bits(found.readings[0].parameters["E"], float(max(arm.n_total.max() for arm in arms)))
+        largest = float(max(arm.n_total.max() for arm in arms))
+        refuse_bits(found.readings[0].parameters["E"], largest, min(map(common.span, arms)))
     excluded = None
     if list(map(len, arms)) != list(map(len, with_them)):
         try:

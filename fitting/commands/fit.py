@@ -108,5 +108,5 @@ def derive(
     analysis = analyse(kept, law, settings, without_exclusions=before, progress=progress)
     floor = analysis.fit.parameters.get("E")
     if floor is not None and chosen.reading.loss_unit is None and analysis.fit.r_squared > 0.9:
-        refuse_bits(floor, float(kept.n_total.max()))
+        refuse_bits(floor, float(kept.n_total.max()), common.span(kept))
     return replace(analysis, provenance=provenance.describe(named(paths), files, common.stated(chosen), name))

@@ -21,6 +21,7 @@ _LARGE, _LONG = 1e7, 1e8
 """Parameters and tokens from which on a published law says what a loss is about."""
 _FAR_ABOVE = 2.0
 """Losses over that law's, from where on they are perplexities: other data and tokenizers move them by .7 to 1.2."""
+_WIDE = 10.0
 _FLOOR_IN_BITS = (2.05, 3.2)
 """Fitted E of large models in bits; in nats it is 1.5 to 2."""
 
@@ -56,9 +57,12 @@ def refuse_other_units(rows: Sequence[Mapping[str, Any]], stated: bool) -> None:
         raise RecordError(first, "val_loss", reason, perplexities)
 
 
-def refuse_bits(floor: float, largest: float) -> None:
-    """Raise `FitError` where the E of a fit, for models of up to `largest` parameters, is one of losses in bits."""
-    if largest >= _LARGE and _FLOOR_IN_BITS[0] <= floor <= _FLOOR_IN_BITS[1]:
+def refuse_bits(floor: float, largest: float, span: float) -> None:
+    """Raise `FitError` where the E of a fit, for models of up to `largest` parameters, is one of losses in bits.
+
+    `span` is the ratio of the largest training FLOPs to the smallest: over less than a decade, E says little.
+    """
+    if largest >= _LARGE and span >= _WIDE and _FLOOR_IN_BITS[0] <= floor <= _FLOOR_IN_BITS[1]:
         raise FitError(
             f"E is {floor:.2f}, and models of up to {largest:.2g} parameters have 1.5 to 2 nats per token: the losses "
             "look like bits. Give --loss-unit bits, or --loss-unit nats if they are not"
