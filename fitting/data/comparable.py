@@ -21,7 +21,7 @@ _LARGE, _LONG = 1e7, 1e8
 """Parameters and tokens from which on a published law says what a loss is about."""
 _FAR_ABOVE = 2.0
 """Losses over that law's, from where on they are perplexities: other data and tokenizers move them by .7 to 1.2."""
-_WIDE = 10.0
+_WIDE, _VERY_LARGE = 10.0, 3e8
 _FLOOR_IN_BITS = (2.05, 3.2)
 """Fitted E of large models in bits; in nats it is 1.5 to 2."""
 
@@ -62,7 +62,7 @@ def refuse_bits(floor: float, largest: float, span: float) -> None:
 
     `span` is the ratio of the largest training FLOPs to the smallest: over less than a decade, E says little.
     """
-    if largest >= _LARGE and span >= _WIDE and _FLOOR_IN_BITS[0] <= floor <= _FLOOR_IN_BITS[1]:
+    if largest >= _VERY_LARGE and span >= _WIDE and _FLOOR_IN_BITS[0] <= floor <= _FLOOR_IN_BITS[1]:
         raise FitError(
             f"E is {floor:.2f}, and models of up to {largest:.2g} parameters have 1.5 to 2 nats per token: the losses "
             "look like bits. Give --loss-unit bits, or --loss-unit nats if they are not"
