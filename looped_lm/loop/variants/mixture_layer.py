@@ -6,6 +6,7 @@ Left out: experts that all tokens share, noise in the router, limits of an exper
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -48,7 +49,8 @@ class Experts(ModelComponent, nn.Module):
             # One without tokens still runs, on none: its gradients are zero, where DDP would miss them.
             rows, place = (chosen == e).nonzero(as_tuple=True)
             y = y.index_add(0, rows, expert(tokens[rows]).to(y.dtype) * weights[rows, place, None])
-        return y.view(x.shape), balance, choices.sum(dim=(0, 1))
+        # The sum is at least fp32; in a bf16 model the stream stays bf16.
+        return y.view(x.shape).to(x.dtype), balance, choices.sum(dim=(0, 1))
 
     def flops_per_token(self) -> float:
         return 2 * (count(self.router) + self.top_k * count(self.experts[0]))
@@ -72,7 +74,7 @@ class MixtureLayer(PreNormLayer):
             probability of expert e; averaged over recurrences, summed over layers.
 
     Raises:
-        UserError: sizes that leave no choice, or a negative weight.
+        UserError: sizes that leave no choice, or a negative or infinite weight.
     """
 
     mlp: Experts
@@ -93,8 +95,10 @@ class MixtureLayer(PreNormLayer):
             raise UserError(
                 f"hidden is {hidden}; an expert needs at least 1 channel, or null for 4d / top_k."
             )
-        if not balance >= 0:
-            raise UserError(f"balance is {balance}; it must not be negative (0 leaves the router alone).")
+        if not 0 <= balance < math.inf:
+            raise UserError(
+                f"balance is {balance}; it must be finite and not negative (0 leaves the router alone)."
+            )
         self.shape = num_experts, top_k, -(-4 * sizes.d_model // top_k) if hidden is None else hidden
         super().__init__(sizes)
         self.balance = balance

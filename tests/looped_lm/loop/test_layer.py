@@ -330,9 +330,23 @@ def test_what_leaves_no_choice_of_experts_is_refused() -> None:
         ({"top_k": 8}, "top_k is 8 of 8 experts"),
         ({"hidden": 0}, "hidden is 0"),
         ({"balance": -1.0}, "balance is -1.0"),
+        ({"balance": math.inf}, "balance is inf"),
     ):
         with pytest.raises(UserError, match=message):
             tiny_model(layer=partial(MixtureLayer, **arguments))
+
+
+@pytest.mark.parametrize("layer", SHIPPED.values(), ids=SHIPPED)
+def test_a_model_in_bf16_computes_what_it_computes_in_float64(layer: Any) -> None:
+    tokens = torch.randint(61, (2, 9), generator=torch.Generator().manual_seed(0))
+    losses = []
+    for dtype in (torch.float64, torch.bfloat16):
+        model = model_with(layer).to(dtype)
+        loss, _ = model.losses(tokens[:, :-1], tokens[:, 1:])
+        loss.backward()
+        assert all(p.grad.dtype == dtype for p in model.parameters())
+        losses.append(float(loss))
+    assert losses[1] == pytest.approx(losses[0], abs=0.03)
 
 
 def expert_shares(model: Any, rows: Tensor) -> Tensor:
