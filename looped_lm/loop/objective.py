@@ -7,7 +7,8 @@ always the cross entropy after the last recurrence.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral
 
 from torch import Tensor, nn
 
@@ -56,14 +57,21 @@ class Objective(ModelComponent, nn.Module, ABC):
         """What `wanted` says, in ascending order.
 
         Raises:
-            UserError: a recurrence that a step of this count does not run, one named twice, or no last one.
+            UserError: not whole numbers, a recurrence that a step of this count does not run, one named twice, or no
+                last one.
         """
-        wanted, last = sorted(self.wanted(num_recurrences)), num_recurrences - 1
+        given, last = self.wanted(num_recurrences), num_recurrences - 1
+        if not (isinstance(given, Iterable) and all(isinstance(i, Integral) for i in given)):
+            raise UserError(
+                f"{type(self).__name__} wants the states after {given!r}: name recurrences by ints, such as "
+                f"[{last}]."
+            )
+        wanted = sorted(given)
         who = f"{type(self).__name__} wants the states after recurrences {wanted} in a step of {num_recurrences}"
         if wanted and not 0 <= wanted[0] <= wanted[-1] <= last:
             raise UserError(
-                f"{who}, which runs 0 to {last}: count from the end, which every step has, or train with "
-                "FixedRecurrences and enough of them."
+                f"{who}, which runs 0 to {last}: want fewer of them, counted from the end, or let every step run "
+                "enough (FixedRecurrences with a larger num_recurrences)."
             )
         if last not in wanted:
             raise UserError(
@@ -80,9 +88,11 @@ class Objective(ModelComponent, nn.Module, ABC):
         """What `forward` returns, the layers' sums among its terms.
 
         Raises:
-            UserError: not a scalar tensor and named scalar tensors, a layer's included, or a name that is taken.
+            UserError: not a scalar tensor and named scalar tensors, a layer's included, a name that is taken, a total
+                without gradients, or a state that was not wanted.
         """
-        name, given = type(self).__name__, self(states, read, auxiliary)
+        name = type(self).__name__
+        given = self(_Wanted(states, name), read, auxiliary)
         if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping)):
             raise UserError(
                 f"{name} returns a {type(given).__name__}: forward must return (total, terms), a scalar tensor and a "
@@ -107,7 +117,25 @@ class Objective(ModelComponent, nn.Module, ABC):
             raise UserError(
                 f"{who} calls a term {taken[0]!r}, but train/{taken[0]} is logged already: rename it."
             )
+        if not total.requires_grad and any(state.requires_grad for state in states.values()):
+            raise UserError(
+                f"The total of {name} has no gradients: compute it from what `read` returns, without detach or item."
+            )
         return total, {**auxiliary, **terms}
+
+
+class _Wanted(dict[int, Tensor]):
+    """The states that an objective wanted; says so of others."""
+
+    def __init__(self, states: States, owner: str) -> None:
+        super().__init__(states)
+        self.owner = owner
+
+    def __missing__(self, i: int) -> Tensor:
+        raise UserError(
+            f"{self.owner} reads the state after recurrence {i!r}, but wants those after {list(self)}: name it in "
+            "`wanted` too."
+        )
 
 
 class FinalCrossEntropy(Objective):

@@ -393,11 +393,18 @@ class LoopedTransformer(Component, nn.Module):
 def _through(
     layers: nn.ModuleList, x: Tensor, context: LoopContext, cache: KeyValueSlot | None, memory: Memory = ()
 ) -> tuple[Tensor, Memory]:
-    """The stream x (B,T,d) after all layers, and what each of them returns for its next use."""
+    """The stream x (B,T,d) after all layers, and what each returns for its next use; UserError for another stream."""
     after = []
     for layer, own in zip_longest(layers, memory):
         out = layer(x, context if own is None else replace(context, memory=own), cache)
-        x, own = out if isinstance(out, tuple) else (out, None)
+        out, own = out if isinstance(out, tuple) and len(out) == 2 else (out, None)
+        if not isinstance(out, Tensor) or out.shape != x.shape:
+            kind = f"tensor of shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+            raise UserError(
+                f"{type(layer).__name__}.forward returns a {kind} for a stream of shape {tuple(x.shape)}: it must "
+                "return a tensor of that shape, alone or in a pair with its memory."
+            )
+        x = out
         after.append(own)
     return x, tuple(after)
 

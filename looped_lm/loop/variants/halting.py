@@ -41,7 +41,7 @@ class Halting(Objective):
         if num_recurrences < 2:
             raise UserError(
                 f"{type(self).__name__} needs at least 2 recurrences in every step: with {num_recurrences} there is no "
-                "exit to choose, and the gate would never train."
+                "exit to choose, and the gate would never train. Use FixedRecurrences with more, or FinalCrossEntropy."
             )
         return range(num_recurrences)
 

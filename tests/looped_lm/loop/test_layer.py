@@ -345,8 +345,35 @@ def test_a_model_in_bf16_computes_what_it_computes_in_float64(layer: Any) -> Non
         loss, _ = model.losses(tokens[:, :-1], tokens[:, 1:])
         loss.backward()
         assert all(p.grad.dtype == dtype for p in model.parameters())
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     assert losses[1] == pytest.approx(losses[0], abs=0.03)
+
+
+class Answers(PreNormLayer):
+    """Returns what `answer` makes of its output."""
+
+    answer: Any = None
+
+    def forward(self, x: Tensor, context: LoopContext, cache: Any = None) -> Any:
+        return self.answer(super().forward(x, context, cache))
+
+
+@pytest.mark.parametrize(
+    "answer, says",
+    [
+        (lambda x: None, "a NoneType for a stream"),
+        (lambda x: [x, x], "a list for a stream"),
+        (lambda x: (x, x, x), "a tuple for a stream"),
+        (lambda x: x[:, :-1], "a tensor of shape"),
+        (lambda x: x[:1], "a tensor of shape"),
+    ],
+)
+def test_a_layer_that_returns_another_stream_is_named(
+    answer: Any, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Answers, "answer", staticmethod(answer))
+    with pytest.raises(UserError, match=f"Answers.forward returns {says}"):
+        tiny_model(layer=Answers)(tokens()[0])
 
 
 def expert_shares(model: Any, rows: Tensor) -> Tensor:

@@ -128,7 +128,7 @@ class Wants(FinalCrossEntropy):
     [
         (
             [0, 3],
-            r"Wants wants the states after recurrences \[0, 3\] in a step of 3, which runs 0 to 2: count from",
+            r"Wants wants the states after recurrences \[0, 3\] in a step of 3, which runs 0 to 2: want fewer",
         ),
         ([-1, 2], r"after recurrences \[-1, 2\] in a step of 3, which runs 0 to 2"),
         ([0, 1], r"without the last, 2: .*would never train"),
@@ -155,6 +155,37 @@ def test_fixed_indices_are_refused_where_counts_may_be_smaller() -> None:
         tiny_lm(objective=partial(WeightedRecurrences, recurrences=[2, -1]), **counts)
     drawn = tiny_lm(objective=partial(WeightedRecurrences, recurrences=[-1]), **counts).drawn
     assert len(drawn) > 1
+
+
+class Reads(Objective):
+    """Wants the last state and reads what it is told."""
+
+    at: Any = -1
+
+    def forward(self, states: Any, read: Any, auxiliary: Any) -> Any:
+        return read(states[self.at], None), {}
+
+
+def test_a_state_that_was_not_wanted_or_a_total_without_gradients_is_told_with_the_name() -> None:
+    lm = tiny_lm(objective=Reads, num_recurrences=R)
+    with pytest.raises(
+        UserError, match=r"Reads reads the state after recurrence -1, but wants those after \[2\]"
+    ):
+        lm.loss(tokens())
+    lm.model.objective.forward = lambda states, read, auxiliary: (read(states[2], None).detach(), {})
+    with pytest.raises(UserError, match="The total of Reads has no gradients"):
+        lm.loss(tokens())
+    with torch.no_grad():
+        assert lm.loss(tokens()).isfinite()
+
+
+@pytest.mark.parametrize("wanted", [None, [0.5, 2], 2])
+def test_recurrences_that_are_no_whole_numbers_are_refused(
+    wanted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Reads, "wanted", lambda self, r: wanted)
+    with pytest.raises(UserError, match="Reads wants the states after .*: name recurrences by ints"):
+        tiny_model(objective=Reads, num_recurrences=R)
 
 
 class Returns(Objective):
